@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet import state
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Number, check_choice
 from fedfacet.clients.client_data import evaluation_batch_size
 from fedfacet.clients.prediction import Predictions
 from fedfacet.cores import crowded
@@ -83,8 +83,7 @@ class DistributedEngine(Engine):
         if backend not in (None, "gloo", "nccl"):
             raise ValueError(f"Expected `engine.backend` to be gloo, nccl or null, but got {backend!r}.")
         check_choice("engine.sums", sums, ("cohort", "tree"))
-        if not timeout_seconds > 0:
-            raise ValueError(f"Expected `engine.timeout_seconds` to be larger than 0, but got {timeout_seconds}.")
+        Number("larger than 0").check("engine.timeout_seconds", timeout_seconds)
         self._place = find_place()
         self.device = _own_device(device, self._place)
         if backend == "nccl" and not torch.cuda.is_available():
@@ -161,7 +160,7 @@ class DistributedEngine(Engine):
         for rank in members[1:]:
             part = self._part(ranks, rank)
             parts.append(self.clients.predict(model, shares[rank], memory) if part is None else part)
-        return Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+        return Predictions.joined(parts)
 
     def close(self) -> None:
         """Tell the other ranks that the run is over; they stop after the client in progress, whatever they still had to do."""

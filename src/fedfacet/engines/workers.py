@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection as mp_connection
-from multiprocessing.process import BaseProcess, current_process
+from multiprocessing.process import current_process
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet import state
+from fedfacet.arguments import Number
 from fedfacet.clients.client_data import evaluation_batch_size
 from fedfacet.clients.prediction import Predictions
 from fedfacet.cores import MAX_THREADS, check_processes, crowded, num_cores
@@ -27,8 +28,8 @@ from fedfacet.engines.base import Engine
 from fedfacet.errors import EngineError
 from fedfacet.parallel import shared_memory, wire
 from fedfacet.parallel.messages import pack_tasks
-from fedfacet.parallel.processes import process_context, sheltered
-from fedfacet.parallel.schedule import batches, pieces
+from fedfacet.parallel.processes import Child
+from fedfacet.parallel.schedule import MAX_DEATHS, batches, pieces
 from fedfacet.parallel.shared_memory import Channel
 from fedfacet.parallel.worker import Common, Order, serve
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 
 UNGUARDED = 96
 """The exit code of a worker in which the user's script starts workers too, because it runs once more there."""
-
-MAX_DEATHS = 3  # a piece of work that has killed so many workers is given up, and the run with it
 
 
 class WorkersEngine(Engine):
@@ -71,8 +70,7 @@ class WorkersEngine(Engine):
             raise ValueError(f"Expected `engine.workers` to be a whole number, 1 or larger, or auto, but got {workers!r}.")
         if isinstance(workers, int):
             check_processes("engine.workers", workers)
-        if not timeout_seconds > 0:
-            raise ValueError(f"Expected `engine.timeout_seconds` to be larger than 0, but got {timeout_seconds}.")
+        Number("larger than 0").check("engine.timeout_seconds", timeout_seconds)
         super().__init__(device=device)
         self.workers = workers
         self.timeout_seconds = timeout_seconds
@@ -120,8 +118,7 @@ class WorkersEngine(Engine):
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
         shares = batches(splits, evaluation_batch_size(self.clients.dataset, self.clients.device), self.num_workers)
         jobs = [_Job(position, Order(batches=share), [memory]) for position, share in enumerate(shares)]
-        parts = [part for part, _ in self._results(jobs, len(jobs), [model])]
-        return Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+        return Predictions.joined([part for part, _ in self._results(jobs, len(jobs), [model])])
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -195,15 +192,7 @@ class WorkersEngine(Engine):
             "device": str(device),
             "temporary": get_temp_dir(),
         }
-        context = process_context()
-        ours, theirs = context.Pipe()
-        process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-            target=serve, args=(theirs, self._clients, settings), daemon=True, name=f"worker-{number}"
-        )
-        with sheltered():
-            process.start()
-        theirs.close()  # or the pipe would not end with the worker
-        return _Worker(number, process, Channel(ours))
+        return _Worker(number, self._clients, settings)
 
     def _share(self, bundles: Sequence[State]) -> None:
         """Put bundles where all workers see them; none of these is at work."""
@@ -304,18 +293,13 @@ class _Job:
     deaths: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Worker:
+class _Worker(Child):
     """A process, what it works at, and the common bundles that it knows of."""
 
-    number: int
-    process: BaseProcess
-    channel: Channel
-    job: _Job | None = None
-    common: Common | None = None
-    since: float = 0.0  # the clock when the job was handed out
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.channel.connection.close()
+    def __init__(self, number: int, clients: bytes, settings: dict[str, Any]) -> None:
+        super().__init__(serve, clients, settings, name=f"worker-{number}")
+        self.number = number
+        self.channel = Channel(self.connection)
+        self.job: _Job | None = None
+        self.common: Common | None = None
+        self.since = 0.0  # the clock when the job was handed out

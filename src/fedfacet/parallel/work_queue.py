@@ -10,8 +10,8 @@ from typing import Any
 from fedfacet.errors import EngineError
 from fedfacet.parallel.messages import Dealt, Message, PackedTask
 from fedfacet.parallel.ranks import MAX_RANKS_WITH_0, RankLost, Ranks, in_background
+from fedfacet.parallel.schedule import MAX_DEATHS
 
-MAX_DEATHS = 3  # a handful that so many ranks were lost over is given up, and the run with it
 _IN_HAND = 2  # tasks that a rank may have: one at work, and one that is there when the first is done
 _TOGETHER = 4  # tasks per rank that are dealt in another order than the cohort's
 _HANDFULS = 8  # per rank at least, so that at a round's end nobody waits long for another

@@ -2,7 +2,6 @@
 
 import pickle
 import shutil
-import signal
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.program import Clients
 from fedfacet.parallel import wire
 from fedfacet.parallel.messages import unpack_task
-from fedfacet.parallel.processes import is_orphan, keep_freed_memory
+from fedfacet.parallel.processes import ignore_signals, is_orphan, keep_freed_memory
 from fedfacet.parallel.shared_memory import Channel, SharedBytes
 from fedfacet.types import ClientTask, Query, State
 
@@ -56,8 +55,7 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
     ``pickled`` is a pair: the keyword arguments of a ``Clients``, its memory format by name, and the pickle of its data.
     ``settings`` are ``threads``, ``deterministic``, ``device``, and the folder that the other end has for ``temporary`` files.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group; whoever gives the orders decides
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     keep_freed_memory()
     torch.set_num_threads(settings["threads"])
     torch.use_deterministic_algorithms(settings["deterministic"])
