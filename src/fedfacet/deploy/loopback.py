@@ -80,9 +80,10 @@ class Loopback:
                 _hand_out(site)
             if site.at is not None and site.child is not None:
                 busy[site.child.connection] = site
-        for end in connection.wait(list(busy), timeout=seconds):
-            site = busy[end]
-            assert site.at is not None
+        ready = connection.wait(list(busy), timeout=seconds)
+        for end, site in busy.items():
+            if end not in ready or site.at is None:
+                continue
             try:
                 came.append((site.at, end.recv_bytes()))
             except (EOFError, OSError):

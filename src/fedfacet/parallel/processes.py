@@ -57,7 +57,7 @@ def process_context() -> BaseContext:
 
 
 class Child:
-    """A process that this one has started, behind a duplex pipe; it ends by itself once nobody holds this end.
+    """A process that this one has started, behind a duplex pipe.
 
     Args:
         target: is called there with its end of the pipe and the ``arguments``; it can be pickled, and they can.
