@@ -23,7 +23,7 @@ _MIXED = 128
 
 
 class Predictions(NamedTuple):
-    """What a model says of some samples; parts of a split go together again by concatenation.
+    """What a model says of some samples.
 
     Attributes:
         labels: predicted classes, shape (n,), int64.
@@ -34,6 +34,11 @@ class Predictions(NamedTuple):
     labels: NDArray[np.int64]
     losses: NDArray[np.float32]
     logits: NDArray[np.float32]
+
+    @classmethod
+    def joined(cls, parts: Iterable["Predictions"]) -> "Predictions":
+        """Return those of several parts, one after another."""
+        return cls(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
 def predict(clients: Clients, model: State, splits: Iterable[NDArray[np.int64]], memory: State | None = None) -> Predictions:

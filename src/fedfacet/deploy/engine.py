@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedfacet import state
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Number, check_whole
 from fedfacet.deploy.client_registry import ClientRegistry
 from fedfacet.deploy.exchange import Exchange, Lost, Order, Outcome
 from fedfacet.deploy.protocol import BUNDLES, PLAIN, Message, pack
@@ -83,8 +83,7 @@ class DeployedEngine(Engine):
     ) -> None:
         super().__init__(device="cpu")
         for name, value in (("deadline_seconds", deadline_seconds), ("query_deadline_seconds", query_deadline_seconds)):
-            if not value > 0:
-                raise ValueError(f"Expected `sites.{name}` to be larger than 0, but got {value}.")
+            Number("larger than 0").check(f"sites.{name}", value)
         check_whole("sites.min_arrivals", min_arrivals, 0)
         self.exchange = Exchange(transport, registry, run, greeting, int(max_letter_mb * 2**20))
         self.registry = registry
