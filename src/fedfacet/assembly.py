@@ -61,7 +61,7 @@ from fedfacet.transforms import UpdateTransform
 from fedfacet.types import ASYNCHRONOUS, ServerData
 
 
-def federate(
+def federate(  # noqa: PLR0913  # a keyword for each part of a federation, all but two with a default
     data: FederatedData,
     model: nn.Module | L.LightningModule,
     *,
@@ -190,7 +190,7 @@ def federate(
     )
 
 
-def assemble(
+def assemble(  # noqa: PLR0913  # a keyword for each group of a configuration
     clients: Clients,
     *,
     engine: Engine,
