@@ -22,8 +22,6 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.network_trial import check_network, check_weights
 from fedfacet.clients.program import Clients
 from fedfacet.compatibility import (
-    check_algorithm,
-    check_asynchronous,
     check_devices,
     check_disclosed,
     check_full_batch,
@@ -58,7 +56,7 @@ from fedfacet.submodels.parts import Parts
 from fedfacet.summing import SummedUpdates, check_summed, sums_updates
 from fedfacet.termination import Termination
 from fedfacet.transforms import UpdateTransform
-from fedfacet.types import ASYNCHRONOUS, ServerData
+from fedfacet.types import ServerData
 
 
 def federate(  # noqa: PLR0913  # a keyword for each part of a federation, all but two with a default
@@ -251,14 +249,17 @@ def assemble(  # noqa: PLR0913  # a keyword for each group of a configuration
         "selector": selector,
         "participation": participation,
         "termination": termination,
-        "transforms": next((transform for transform in clients.transforms if transform.requires), None),
+        **{f"transforms.{number}": transform for number, transform in enumerate(clients.transforms)},
+        "devices": devices,
+        "capacity": parts.capacity if parts is not None else None,
+        "privacy": clients.privacy or privacy,
     }
     names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
     check_objective(clients.objective)
     check_network(clients, aggregator.buffers)
     check_pairs(chosen, names)
     if parts is not None:
-        check_takes_parts(clients, aggregator, selector, names)
+        check_takes_parts(clients, names)
     check_transforms(clients)
     check_full_batch(clients, selector, scheduler, names)
     check_noised(clients, names)
@@ -270,10 +271,8 @@ def assemble(  # noqa: PLR0913  # a keyword for each group of a configuration
     accounting = with_mechanisms(accounting, mechanisms)
     watching = {f"callbacks.{name}": callback for name, callback in callbacks.items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
-    check_devices(clients, devices, selector, termination, names)
-    check_algorithm(aggregator, devices, clients.privacy or privacy, names)
-    if ASYNCHRONOUS in aggregator.provides:
-        check_asynchronous(devices, selector, parts, names)
+    if devices is not None:
+        check_devices(clients, devices, termination, names)
     if disclosure is not None:
         check_disclosed(clients, [query for query, _ in asked], disclosure, names)
     for query, _ in asked:

@@ -182,10 +182,17 @@ class ImageSource(DatasetSource):
         images = kind(paths, self.image_size, remedy=remedy, resized=resized, max_memory_gb=self.max_memory_gb)
         if check:
             images.check()
-        train, test, val = (*split, None)[:3]
+        train, test, *val = split
         settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} | settings
         return Dataset(
-            images, y, np.zeros_like(y) if a is None else a, train, test, val, class_names=tuple(class_names), **settings
+            images,
+            y,
+            np.zeros_like(y) if a is None else a,
+            train,
+            test,
+            val[0] if val else None,
+            tuple(class_names),
+            **settings,
         )
 
 
