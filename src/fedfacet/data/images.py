@@ -183,17 +183,9 @@ class ImageSource(DatasetSource):
         if check:
             images.check()
         train, test, *val = split
-        settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} | settings
-        return Dataset(
-            images,
-            y,
-            np.zeros_like(y) if a is None else a,
-            train,
-            test,
-            val[0] if val else None,
-            tuple(class_names),
-            **settings,
-        )
+        settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "class_names": tuple(class_names)} | settings
+        a = np.zeros_like(y) if a is None else a
+        return Dataset(images, y, a, train, test, val[0] if val else None, **settings)
 
 
 def refuse_missing(missing: Sequence[object], expected: str, remedy: str) -> None:
