@@ -12,7 +12,7 @@ from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.errors import AggregationError, SelectionError
 from fedfacet.mechanism import Round
-from fedfacet.types import ClientTask, ClientUpdate, Query, ServerState, State
+from fedfacet.types import DEVICES, NOISE, ClientTask, ClientUpdate, Query, ServerState, State
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +127,15 @@ class Algorithm(Aggregator):
     Give it in an aggregator's place. The selector's cohort is a proposal, ``verbs.cohort``. It is immutable, as
     an aggregator is: ``round`` takes its state and returns the next one. ``average`` follows ``weighting`` and ``buffers``.
     """
+
+    @property
+    def excludes(self) -> Mapping[str, str]:
+        """What plans rounds of orders, too, where the algorithm gives them as it goes."""
+        return {
+            **super().excludes,
+            DEVICES: "owns its round, which devices plan beforehand: choose devices=none",
+            NOISE: "owns its round, and an epsilon counts one order of a client in a round: choose privacy=none",
+        }
 
     @abstractmethod
     def round(self, server: ServerState, model: State, verbs: Verbs) -> tuple[ServerState, State]:

@@ -22,8 +22,6 @@ from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.network_trial import check_network, check_weights
 from fedfacet.clients.trainer import Clients
 from fedfacet.compatibility import (
-    check_algorithm,
-    check_asynchronous,
     check_devices,
     check_disclosed,
     check_full_batch,
@@ -59,10 +57,10 @@ from fedfacet.submodels.parts import Parts
 from fedfacet.summing import SummedUpdates, check_summed, sums_updates
 from fedfacet.termination import Termination
 from fedfacet.transforms import UpdateTransform
-from fedfacet.types import ASYNCHRONOUS, ServerData
+from fedfacet.types import ServerData
 
 
-def federate(
+def federate(  # noqa: PLR0913  # a keyword for each part of a federation, all but two with a default
     data: FederatedData,
     model: nn.Module | L.LightningModule,
     *,
@@ -202,7 +200,7 @@ def federate(
     )
 
 
-def assemble(
+def assemble(  # noqa: PLR0913  # a keyword for each group of a configuration
     clients: Clients,
     *,
     engine: Engine,
@@ -263,7 +261,10 @@ def assemble(
         "selector": selector,
         "participation": participation,
         "termination": termination,
-        "transforms": next((transform for transform in clients.transforms if transform.requires), None),
+        **{f"transforms.{number}": transform for number, transform in enumerate(clients.transforms)},
+        "devices": devices,
+        "capacity": parts.capacity if parts is not None else None,
+        "privacy": clients.privacy or privacy,
         **{f"mechanisms.{one.slot or number}": one for number, one in enumerate(mechanisms)},
     }
     names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
@@ -271,7 +272,7 @@ def assemble(
     check_network(clients, aggregator.buffers)
     check_pairs(chosen, names)
     if parts is not None:
-        check_takes_parts(clients, aggregator, selector, names)
+        check_takes_parts(clients, names)
     check_transforms(clients)
     check_full_batch(clients, selector, scheduler, names)
     check_noised(clients, names)
@@ -284,10 +285,8 @@ def assemble(
     accounting = with_mechanisms(accounting, mechanisms)
     watching = {f"callbacks.{name}": callback for name, callback in callbacks.items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
-    check_devices(clients, devices, selector, termination, names)
-    check_algorithm(aggregator, devices, clients.privacy or privacy, names)
-    if ASYNCHRONOUS in aggregator.provides:
-        check_asynchronous(devices, selector, parts, names)
+    if devices is not None:
+        check_devices(clients, devices, termination, names)
     if disclosure is not None:
         check_disclosed(clients, [query for query, _ in asked], disclosure, names)
     judging = {f"{group}={names[group]}": part for group, part in (("aggregator", aggregator), ("selector", selector))}

@@ -42,6 +42,18 @@ ASYNCHRONOUS = "rounds/asynchronous"
 CENTRAL_NOISE = "privacy/central"
 """Noise that the server adds to a sum of updates, which it divides by a number that is fixed beforehand."""
 
+DEVICES = "devices"
+"""Rounds that take simulated time."""
+
+WAITING = "devices/waiting"
+"""Rounds that wait for their clients in a special way: until a deadline, for the first of more, or for one after another."""
+
+PARTS = "clients/parts"
+"""Clients that hold parts of the model."""
+
+NOISE = "privacy/noise"
+"""Noise by which an epsilon is counted, at the clients or at the server."""
+
 OVERCOMMIT = "devices/overcommit"
 """Rounds that ask more clients than they wait for."""
 

@@ -7,8 +7,10 @@ import pytest
 
 from fedfacet import Algorithm, UniformSelector, state
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.compatibility import check_algorithm
+from fedfacet.compatibility import check_pairs
+from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.errors import AggregationError, ConfigError, SelectionError
+from fedfacet.privacy.central import CentralDP
 from fedfacet.storage import checkpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "one_round.md").read_text()
@@ -154,6 +156,6 @@ def test_a_client_may_train_twice_and_counts_twice(tiny_federation):
 
 @pytest.mark.parametrize(("other", "named"), [("devices", "devices=none"), ("privacy", "privacy=none")])
 def test_what_plans_a_round_beforehand_is_refused(other, named):
-    given = {"devices": None, "privacy": None} | {other: object()}
-    with pytest.raises(ConfigError, match=f"which owns its round.*{named}"):
-        check_algorithm(Twice(), **given, names={"aggregator": "mine"})
+    given = {"devices": UniformDevices(), "privacy": CentralDP()}
+    with pytest.raises(ConfigError, match=f"aggregator=mine to go with {other}=.*, but it owns its round.*{named}"):
+        check_pairs({"aggregator": Twice(), other: given[other]}, {"aggregator": "mine"})

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedfacet import state
 from fedfacet.arguments import Choice, Declared
-from fedfacet.types import Broadcast, ClientUpdate, Facts, Query, ServerState, State
+from fedfacet.types import PARTS, Broadcast, ClientUpdate, Facts, Query, ServerState, State
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,11 @@ class Aggregator(Declared, ABC):
 
     requires: ClassVar[frozenset[str]] = frozenset()
     """Names of what clients must send along with their updates; some other part must give each of them."""
+
+    @property
+    def excludes(self) -> Mapping[str, str]:
+        """What it cannot do with if another part provides it, each with the reason and the remedy."""
+        return {} if self.entrywise else {PARTS: "needs whole models: choose fedavg, fedavgm or fednova"}
 
     broadcast: ClassVar[Callable[..., Broadcast] | None] = None
     """``broadcast(self, server, model, client_id)`` returns what a client is sent; ``None`` for the model and nothing else."""

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -77,7 +78,6 @@ def record(
     make_engine: Callable[[], Engine],
     folder: Path,
     facts: Mapping[str, Any],
-    told: Callable[[str], None] = lambda what: None,
 ) -> list[Trajectories]:
     """Return the trajectories of clients' models and of a shadow model for each.
 
@@ -94,7 +94,6 @@ def record(
         make_engine: makes the engine that trains them.
         folder: of all kept trajectories.
         facts: what else they depend on, JSON-able.
-        told: is told what begins.
 
     Raises:
         FedFacetError: if the server is attacked, or other clients have too few samples, or students diverge.
@@ -110,11 +109,11 @@ def record(
     partition = again.data.partition
     splits = {client_id: split_for(partition, client_id, attack.seed) for client_id in ids}
     starts = {client_id: weights_of(fresh_model(partition.num_clients + client_id)) for client_id in ids}
-    students = _Students(clients, attack, shadows, fresh_model(0), make_engine, splits, starts, told)
+    students = _Students(clients, attack, shadows, fresh_model(0), make_engine, splits, starts)
 
     files = {client_id: folder / _name_of(attack, shadows, clients, splits[client_id], facts) for client_id in ids}
     if missing := [client_id for client_id in ids if not files[client_id].exists()]:
-        told(f"trajectories: {len(missing)} shadow models")
+        print(f"trajectories: {len(missing)} shadow models", file=sys.stderr)
         judged = {client_id: splits[client_id].judged for client_id in missing}
         models = _shadow_models(clients, shadows, fresh_model, make_engine, splits, missing, attack.seed)
         own, teachers = {}, {}
@@ -155,7 +154,6 @@ class _Students:
         make_engine: makes the engine that trains them.
         splits: client -> whose samples the student learns on.
         starts: client -> the student's first weights.
-        told: is told what begins.
     """
 
     clients: Clients
@@ -165,7 +163,6 @@ class _Students:
     make_engine: Callable[[], Engine]
     splits: Mapping[int, Split]
     starts: Mapping[int, State]
-    told: Callable[[str], None]
 
     def losses(
         self,
@@ -196,7 +193,8 @@ class _Students:
         with contextlib.closing(self.make_engine()) as engine:
             engine.setup(self._learners(teachers))
             for epoch in range(1, self.attack.distill_epochs + 1):
-                self.told(f"trajectories: {whose} students, epoch {epoch} of {self.attack.distill_epochs}")
+                told = f"trajectories: {whose} students, epoch {epoch} of {self.attack.distill_epochs}"
+                print(told, file=sys.stderr)
                 for client_id, model in trained(engine, models, self.attack.seed, epoch, taught):
                     models[client_id] = model
                     (said,) = engine.predict(model, [judged[client_id]])

@@ -259,7 +259,6 @@ def trajectories_of(
             make_engine=lambda: make(config.engine),
             folder=Path(config.paths.log_dir) / "attack" / "trajectories",
             facts=_facts(again),
-            told=lambda what: print(what, file=sys.stderr),
         )
 
 

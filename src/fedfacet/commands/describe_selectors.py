@@ -18,6 +18,7 @@ from fedfacet.papers.selection.table4 import HEADS, SLIPS, Row, load_table4
 from fedfacet.privacy.disclosure import UNDECLARED
 from fedfacet.query import Query
 from fedfacet.selectors.base import CHARACTERISTICS, Taxonomy
+from fedfacet.types import DEVICES
 
 _KINDS = {"callbacks": "valuation", "transforms": "channel", "submodel": "model"}
 
@@ -147,7 +148,7 @@ def _card(group: str, option: str, taxonomy: Taxonomy | None = None) -> Card:
     chosen = {"triplet"} if "heterogeneity" in signature(part).parameters else set()
     judges = getattr(part, "judges", None) is not None
     needs = {
-        "devices": bool(getattr(part, "needs_devices", False)),
+        "devices": DEVICES in getattr(part, "requires", ()),
         "server data": judges or "server_data" in _head(group, option),
         "updates": getattr(part, "needs_updates", None) not in (None, False),
         "attributes": any("a" in query.reads for query in queries),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -36,6 +36,9 @@ from fedfacet.runs.lock import holder_of
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
 from fedfacet.shell_words import typed
 from fedfacet.waiting import waiting
+
+Jobs: TypeAlias = Sequence[tuple[DictConfig, Path]]
+"""Configuration and run folder of each job."""
 
 _MOST_NAMED = 20
 _MOST_IN_A_TABLE = 100  # runs; reading one takes 30 ms, also where a finished sweep is started again
@@ -142,29 +145,9 @@ def run_command(train: Callable[[Job], None]) -> None:
         are_drawn = isinstance(jobs, Sweep) and not jobs.are_known
         are_cells = any(configuration.is_cell(config) and config.resume is None for config, _ in looked_at)
         if are_cells:
-            check_alone(looked_at[0][0])
-            if are_drawn and looked_at[0][0].sweep.workers != 1:
-                raise ConfigError(
-                    "Expected `sweep.workers=1` where the sweeper draws the jobs, "
-                    f"but got {looked_at[0][0].sweep.workers}: leave it out, or search with tune.py in several terminals."
-                )
-            workers = num_workers(looked_at[0][0].sweep.workers, len(jobs))
-            with waiting("looks for the data of all cells"):
-                check_data(looked_at)
-            if not are_drawn:
-                print(f"{len(jobs)} cells in {looked_at[0][1].parent}.", flush=True)
-        else:
-            for config, _ in looked_at:
-                check_started(config)
-                if config.sweep.workers != 1:
-                    raise ConfigError("Expected `sweep.workers` with a sweep, but got it without: add sweep=cells and -m.")
-            if any(serve(config) for config, _ in looked_at[:1]):
-                for number in range(1, len(jobs)):
-                    serve(jobs[number][0])
-                return
-            with waiting("loads libraries and data"):
-                for config, run_dir in looked_at:
-                    check(config, run_dir)
+            workers = _check_cells(jobs, looked_at, are_drawn=are_drawn)
+        elif _are_served(jobs, looked_at):
+            return
     except (FedFacetError, ValueError, TypeError) as error:
         if told := configuration.ended_before(error, sys.argv[1:]):
             print(told)
@@ -172,20 +155,12 @@ def run_command(train: Callable[[Job], None]) -> None:
         refuse(error, aloud=is_printed_here(error))
     reached: dict[Path, int] = {}
     eta = ETA(jobs.total if isinstance(jobs, Sweep) else len(jobs), workers=workers)
-    start = all_jobs(train, reached, eta, jobs, is_worker=False)
-    if {"-h", "--help"} & set(sys.argv):
-        _print_wrapped(start)
-    elif workers == 1:
-        try:
-            start()
-        except SystemExit as stop:
-            if isinstance(jobs, Sweep) and stop.code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-                name_left(jobs, len(reached), None if are_cells else next(iter(reached)).parent)
-            raise
-    else:
+    if workers > 1:
         its_reached, its_failures = run_workers(partial(_work, train, sys.argv, eta, jobs), workers)
         reached |= its_reached
         failures.update(its_failures)
+    else:
+        _run_here(all_jobs(train, reached, eta, jobs, is_worker=False), jobs, reached, are_cells=are_cells)
     if are_cells:
         known = are_drawn or len(reached | failures) >= len(jobs)  # another launcher's processes have reached others
         planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
@@ -197,11 +172,57 @@ def run_command(train: Callable[[Job], None]) -> None:
         sys.exit(name_failures(failures))
 
 
+def _check_cells(jobs: Jobs, looked_at: Jobs, *, are_drawn: bool) -> int:
+    """Refuse cells that cannot run; return how many processes run them."""
+    config, run_dir = looked_at[0]
+    check_alone(config)
+    if are_drawn and config.sweep.workers != 1:
+        raise ConfigError(
+            "Expected `sweep.workers=1` where the sweeper draws the jobs, "
+            f"but got {config.sweep.workers}: leave it out, or search with tune.py in several terminals."
+        )
+    workers = num_workers(config.sweep.workers, len(jobs))
+    with waiting("looks for the data of all cells"):
+        check_data(looked_at)
+    if not are_drawn:
+        print(f"{len(jobs)} cells in {run_dir.parent}.", flush=True)
+    return workers
+
+
+def _are_served(jobs: Jobs, looked_at: Jobs) -> bool:
+    """Refuse jobs that cannot run; tell whether this process has served another that runs them."""
+    for config, _ in looked_at:
+        check_started(config)
+        if config.sweep.workers != 1:
+            raise ConfigError("Expected `sweep.workers` with a sweep, but got it without: add sweep=cells and -m.")
+    if any(serve(config) for config, _ in looked_at[:1]):
+        for number in range(1, len(jobs)):
+            serve(jobs[number][0])
+        return True
+    with waiting("loads libraries and data"):
+        for config, run_dir in looked_at:
+            check(config, run_dir)
+    return False
+
+
+def _run_here(start: Callable[[], None], jobs: Jobs, reached: Mapping[Path, int], *, are_cells: bool) -> None:
+    """Run the jobs in this process; where a signal stops a sweep, name those that have not begun."""
+    if {"-h", "--help"} & set(sys.argv):
+        _print_wrapped(start)
+        return
+    try:
+        start()
+    except SystemExit as stop:
+        if isinstance(jobs, Sweep) and stop.code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            name_left(jobs, len(reached), None if are_cells else next(iter(reached)).parent)
+        raise
+
+
 def all_jobs(
     train: Callable[[Job], None],
     reached: dict[Path, int],
     eta: ETA,
-    jobs: Sequence[tuple[DictConfig, Path]],
+    jobs: Jobs,
     *,
     is_worker: bool,
     first: int = 0,
@@ -260,7 +281,7 @@ def _accept_any_help() -> None:
         argparse.ArgumentParser.add_argument = add_argument  # type: ignore[method-assign]
 
 
-def _work(train: Callable[[Job], None], argv: Sequence[str], eta: ETA, jobs: Sequence[tuple[DictConfig, Path]]) -> Outcome:
+def _work(train: Callable[[Job], None], argv: Sequence[str], eta: ETA, jobs: Jobs) -> Outcome:
     """Run the jobs of a checked command line in one of the processes of ``sweep.workers``."""
     logging.raiseExceptions = False
     sys.argv = list(argv)

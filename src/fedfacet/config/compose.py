@@ -71,15 +71,7 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
     spelt: Any = OmegaConf.to_container(own, resolve=False)
     _check_keys(spelt)
     base, default_options = usual(name)
-    for group in set(default_options) - set(choices) - set(LISTS):
-        if (given := value_of(group, overrides)) is not None:
-            raise ConfigError(f"Expected one option for `{group}`, but got {given}: give `{group}={default_options[group]}`.")
-    for override in overrides:
-        if override.startswith("+"):
-            check_added(name, own, choices, override)
-    check_where_present(name, own, spelt, overrides)
-    if strangers := [key for key in spelt if key not in base and key not in choices]:
-        raise ConfigError(unknown(strangers[0], usual_keys(name)))
+    _check_overrides(name, own, spelt, choices, overrides)
     try:
         finalize(own, overrides, choices)
     except OmegaConfBaseException as error:
@@ -110,6 +102,22 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
         if override.startswith("~"):
             check_left_out(own, override.lstrip("~").partition("=")[0])
     return own
+
+
+def _check_overrides(
+    name: str, own: DictConfig, spelt: Mapping[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]
+) -> None:
+    """Refuse several options of a group that takes one, and keys that there are not; ``own`` is not final yet."""
+    base, default_options = usual(name)
+    for group in set(default_options) - set(choices) - set(LISTS):
+        if (given := value_of(group, overrides)) is not None:
+            raise ConfigError(f"Expected one option for `{group}`, but got {given}: give `{group}={default_options[group]}`.")
+    for override in overrides:
+        if override.startswith("+"):
+            check_added(name, own, choices, override)
+    check_where_present(name, own, spelt, overrides)
+    if strangers := [key for key in spelt if key not in base and key not in choices]:
+        raise ConfigError(unknown(strangers[0], usual_keys(name)))
 
 
 def _check_keys(node: Any, path: str = "") -> None:

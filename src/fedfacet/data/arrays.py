@@ -17,7 +17,7 @@ Labels = NDArray[np.int64]
 _LEAST_STD = 1e-6
 
 
-def dataset_from_arrays(
+def dataset_from_arrays(  # noqa: PLR0913  # the keywords of a public constructor
     x: ArrayLike | Tensor,
     y: ArrayLike | Tensor,
     a: ArrayLike | Tensor | None = None,

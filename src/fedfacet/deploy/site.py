@@ -176,10 +176,54 @@ class Site:
 
     def _hello(self, message: Message, digest: str) -> Message:
         """Make the clients of a run, or refuse it."""
-        body, policy = message.body, self.settings.policy
+        body = message.body
         if self._run is not None and self._run.hello == digest:
             self._hellos[message.run] += 1
             return self._run.answer
+        names, settings, shares = self._accepted(message)
+        clients = clients_of_settings(settings, self._data(settings, names, body["num_clients"], shares))
+        key, before = site_key(self.settings.state, keep=self.remembers)
+        key = b"" if message.run in before else key
+        answer = Message(
+            "hello",
+            message.run,
+            {
+                "clients": {
+                    name: [len(clients.partition.indices[k]), digest_of_samples(self.samples[name], key), shares[name]]
+                    for k, name in names.items()
+                },
+                "queries": list(self.settings.policy.queries),
+                "versions": {**versions(), "protocol": PROTOCOL},
+                "threads": torch.get_num_threads(),
+                "device": clients.device.type,
+            },
+        )
+        self._hellos[message.run] += 1
+        self._run = _Run(digest, answer, message.run, clients, names, body["keeps_rounds"])
+        return answer
+
+    def _accepted(self, message: Message) -> tuple[dict[int, str], dict[str, Any], dict[str, float]]:
+        """Return the names by number, the settings and the held-out shares by name of a run, or refuse it."""
+        body, policy = message.body, self.settings.policy
+        names = self._names(message)
+        settings = agreed(check_overrides(body["overrides"]))
+        if settings_digest(settings) != body["settings"]:
+            raise Refused("settings", "the run's settings come to others here: the yamls or the versions of FedFacet differ")
+        for group, allowed in policy.options.items():
+            if (chosen := settings["choices"].get(group)) not in allowed:
+                raise Refused("policy", f"{group}={chosen} is not among the operator's `policy.options`")
+        settings["engine"]["device"] = self.settings.device
+        shares = {name: self.settings.clients[name].holdout for name in names.values()}
+        fault = self.disk.other_draw(
+            {name: [holdout_seed(settings["partition"]), k] for k, name in names.items() if shares[name]}, keep=self.remembers
+        )
+        if fault is not None:
+            raise Refused("data", fault)
+        return names, settings, shares
+
+    def _names(self, message: Message) -> dict[int, str]:
+        """Return the names of a run's clients by number, or refuse it if it is not of these versions, this card and roster."""
+        body, policy = message.body, self.settings.policy
         if not (len(message.run) == 32 and set(message.run) <= set("0123456789abcdef")):
             raise Refused("letter", "a run has a name of 32 hexadecimal digits")
         if (theirs := str(body["versions"]["fedfacet"])[:40]) != __version__:
@@ -203,39 +247,7 @@ class Site:
         for name, (_, y, _) in self.samples.items():
             if len(y) < policy.min_samples:
                 raise Refused("too_few_samples", f"{name} has fewer samples than the {policy.min_samples} of its operator")
-        settings = agreed(check_overrides(body["overrides"]))
-        if settings_digest(settings) != body["settings"]:
-            raise Refused("settings", "the run's settings come to others here: the yamls or the versions of FedFacet differ")
-        for group, allowed in policy.options.items():
-            if (chosen := settings["choices"].get(group)) not in allowed:
-                raise Refused("policy", f"{group}={chosen} is not among the operator's `policy.options`")
-        settings["engine"]["device"] = self.settings.device
-        shares = {name: self.settings.clients[name].holdout for name in names.values()}
-        fault = self.disk.other_draw(
-            {name: [holdout_seed(settings["partition"]), k] for k, name in names.items() if shares[name]}, keep=self.remembers
-        )
-        if fault is not None:
-            raise Refused("data", fault)
-        clients = clients_of_settings(settings, self._data(settings, names, body["num_clients"], shares))
-        key, before = site_key(self.settings.state, keep=self.remembers)
-        key = b"" if message.run in before else key
-        answer = Message(
-            "hello",
-            message.run,
-            {
-                "clients": {
-                    name: [len(clients.partition.indices[k]), digest_of_samples(self.samples[name], key), shares[name]]
-                    for k, name in names.items()
-                },
-                "queries": list(policy.queries),
-                "versions": {**versions(), "protocol": PROTOCOL},
-                "threads": torch.get_num_threads(),
-                "device": clients.device.type,
-            },
-        )
-        self._hellos[message.run] += 1
-        self._run = _Run(digest, answer, message.run, clients, names, body["keeps_rounds"])
-        return answer
+        return names
 
     def _weights(self, message: Message, digest: str) -> Message:
         """Take a model of the round; those of other rounds go."""

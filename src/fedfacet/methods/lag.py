@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
 from fedfacet.transforms import UpdateTransform
 from fedfacet.types import (
     CLIENT_GRADIENTS,
+    DEVICES,
     STORED_GRADIENTS,
     SUMMED_GRADIENTS,
     Answer,
@@ -326,6 +328,9 @@ class Silence(UpdateTransform):
     """
 
     requires = frozenset({STORED_GRADIENTS, CLIENT_GRADIENTS})
+    excludes = MappingProxyType(
+        {DEVICES: "may send nothing, for which simulated rounds would wait: choose devices=none, or method=lag"}
+    )
 
     xi: Annotated[float, Within("[0, 3.4e38]")] = 0.1
     window: Annotated[int, Whole()] = 10

@@ -65,7 +65,7 @@ class CausalLM(Network):
         ValueError: if inputs are not rows of tokens, or a number is out of range.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the keywords are options of model=causal_lm
         self,
         num_classes: int,
         input_shape: Sequence[int],

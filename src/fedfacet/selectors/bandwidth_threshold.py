@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.arguments import Within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import Query, SelectionContext, ServerState
+from fedfacet.types import DEVICES, Query, SelectionContext, ServerState
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,7 +39,7 @@ class BandwidthThresholdSelector(ClientSelector):
     # LT-FL of the thesis' table 4 is a channel; this is what it replaces.
     taxonomy = Taxonomy("limit round time", "DT", ("θ", "time"), "time", "threshold and probability", "fixed rounds")
 
-    needs_devices = True
+    requires = frozenset({DEVICES})
 
     upload_seconds: Query
     excluded_share: Annotated[float, Within("[0, 1)")] = 0.3

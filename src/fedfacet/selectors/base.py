@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.arguments import Declared
-from fedfacet.types import Facts, SelectionContext, ServerState
+from fedfacet.types import ASYNCHRONOUS, OVERCOMMIT, PARTS, Facts, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +74,19 @@ class ClientSelector(Declared, ABC):
     """
 
     requires: frozenset[str] = frozenset()
-    """What some other part must provide."""
+    """What some other part must provide: ``DEVICES`` if it looks at how long clients take."""
 
     @property
     def excludes(self) -> Mapping[str, str]:
-        """What it cannot do with: ``ASYNCHRONOUS``, ``CENTRAL_NOISE`` or ``OVERCOMMIT``, each with the reason."""
-        return {}
+        """What it cannot do with if another part provides it, each with the reason and the remedy."""
+        found = {}
+        if self.needs_updates is not None:
+            found[PARTS] = "compares whole updates: choose selector=uniform"
+        if self.sizes_itself:
+            found[OVERCOMMIT] = "decides itself how many clients it takes: choose another one, or devices.overcommit=1"
+        if self.sizes_itself or self.observe is not None or self.remember is not None:
+            found[ASYNCHRONOUS] = "learns from rounds or does not fill the places that are free: choose selector=uniform"
+        return found
 
     observe: ClassVar[Callable[..., ServerState] | None] = None
     """``observe(self, server, result, updates, rng)`` returns the next state, learnt from a finished round.
@@ -122,9 +129,6 @@ class ClientSelector(Declared, ABC):
     ``None`` where it depends on others who takes part, as it does if the size of cohorts is fixed. A class must say so itself:
     an accountant does not believe what it inherits, since it may have a ``select`` of its own.
     """
-
-    needs_devices: bool = False
-    """Whether it looks at how long clients take, which only a run with ``devices`` knows."""
 
     needs_updates: ClassVar[Callable[..., bool] | None] = None
     """``needs_updates(self, server)`` tells whether ``observe`` wants this round's updates; ``None`` for never.
