@@ -43,13 +43,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", **{**how, **typed, "help": how["help"].format(**texts)})
     options = parser.parse_args(argv)
     given = {name: value for name, value in vars(options).items() if value not in (None, False)}
-    told = {*given, *(f"{name}={value}" for name, value in given.items() if isinstance(value, str))}
+    settings_given = {*given, *(f"{name}={value}" for name, value in given.items() if isinstance(value, str))}
     for name, others, remedy in listed["apart"]:
-        if name in told and told & set(others.split()):
+        if name in settings_given and settings_given & set(others.split()):
             option, _, value = name.partition("=")
             parser.error(" ".join([f"--{option.replace('_', '-')}", *([value] if value else []), remedy]))
     for names, needed, sentence in listed["belong"]:
-        if told & set(names.split()) and not told & set(needed.split()):
+        if settings_given & set(names.split()) and not settings_given & set(needed.split()):
             parser.error(sentence)
     if options.layout and options.lower_is_better and not options.metric:
         parser.error("--layout knows which of its numbers are good: leave out --lower-is-better, or give --metric too")

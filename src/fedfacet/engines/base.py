@@ -95,8 +95,8 @@ class Engine:
         """Count how a model does on some splits; the arguments are those of ``predict``."""
         from fedfacet.clients.prediction import count  # late: see above
 
-        said = self.predict(model, splits, memory)
-        return [count(self.clients.dataset, *pair) for pair in zip(said, splits, strict=True)]
+        predictions = self.predict(model, splits, memory)
+        return [count(self.clients.dataset, *pair) for pair in zip(predictions, splits, strict=True)]
 
     def head_gradients(self, model: State, samples: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return what ``clients.prediction`` finds of a model, shape (Y,); always in this process, as samples are few."""
