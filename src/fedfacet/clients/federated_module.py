@@ -156,8 +156,8 @@ class FederatedModule:
         for name, tensor in (self.parameters | self.frozen).items():
             if named.get(name) is not tensor:
                 raise ValueError(
-                    f"Expected a model with the parameters that it had before, but {name!r} is another one or gone: change "
-                    "`copy.deepcopy(context.model)`."
+                    f"Expected a model with the parameters that it had before the query, but {name!r} is another one or gone: "
+                    "change `copy.deepcopy(context.model)`."
                 )
             tensor.requires_grad_(name in self.parameters)
 
