@@ -154,7 +154,7 @@ def test_an_answer_that_is_none_is_told(data):
 
 
 def test_a_layer_that_a_query_swaps_is_told(data):
-    with pytest.raises(ValueError, match=r"the parameters that it was lent with, but '2\.weight' is another"):
+    with pytest.raises(ValueError, match=r"the parameters that it had before the query, but '2\.weight' is another"):
         federate(data, network(), selector=Asking(LinearProbe(swap)), callbacks={}).run_round()
 
 

@@ -369,9 +369,9 @@ def _cpu() -> str:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
     except OSError:
         return platform.processor()
-    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
-    known = [f"{name} {said[name]}" for name in ("cpu family", "model") if name in said]
-    return ", ".join([said.get("vendor_id", platform.machine()), *known])
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    known = [f"{name} {fields[name]}" for name in ("cpu family", "model") if name in fields]
+    return ", ".join([fields.get("vendor_id", platform.machine()), *known])
 
 
 @functools.cache

@@ -180,8 +180,8 @@ def sentence_of(error: Exception) -> str:
     sentence = str(error)
     if isinstance(error, FedFacetError) or sentence.startswith("Expected"):
         return sentence
-    if (told := shortage(error) or at_import(error)) is not None:
-        return told
+    if (message := shortage(error) or at_import(error)) is not None:
+        return message
     if isinstance(error, OSError) and error.filename is not None:
         return f"Expected to use {error.filename}, but {error.strerror}: choose another place, or allow it."
     fault = f"{type(error).__name__} ({first_line(error)})"
@@ -212,9 +212,9 @@ def at_import(error: BaseException) -> str | None:
     for frame in _frames(error.__traceback__):
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if frame.f_code.co_name == "<module>" and name not in ("fedfacet", "__main__", ""):
-            told = f"{type(error).__name__}: {first_line(error)}"
+            message = f"{type(error).__name__}: {first_line(error)}"
             return (
-                f"Expected to import {name}, but it fails ({told}): look at the environment variables that it reads, or "
+                f"Expected to import {name}, but it fails ({message}): look at the environment variables that it reads, or "
                 "install it again."
             )
     return None

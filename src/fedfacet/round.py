@@ -174,9 +174,9 @@ def _checked(federation: Server, cohort: Sequence[int], context: SelectionContex
 def _send(federation: Server, round: Round) -> None:
     """Make the orders of a round, and count what they are."""
     ledger = round.queries.ledger
-    told = round.before if round.server is round.before.aggregator else replace(round.before, aggregator=round.server)
+    known = round.before if round.server is round.before.aggregator else replace(round.before, aggregator=round.server)
     for client_id, part in round.finished.items() if not isinstance(round.aggregator, Algorithm) else ():
-        task = federation.order(told, client_id, part)
+        task = federation.order(known, client_id, part)
         ledger.floats_down += federation.num_floats_sent(task.broadcast, client_id)
         if part > 0:
             round.tasks.append(task)

@@ -25,8 +25,8 @@ def row_by_row(names: Sequence[str], rows: Iterable[Sequence[str]], width: int) 
     deep = max(map(len, names), default=0)
     lines = []
     for first, *cells in rows:
-        told = ((name, cell) for name, cell in zip(names, cells, strict=True) if cell)
-        lines += [first, *(filled(f"  {name:{deep}}  {cell}", width) for name, cell in told)]
+        parts = ((name, cell) for name, cell in zip(names, cells, strict=True) if cell)
+        lines += [first, *(filled(f"  {name:{deep}}  {cell}", width) for name, cell in parts)]
     return lines
 
 
@@ -71,7 +71,7 @@ def usage_folded(usage: str, width: int) -> str:
     lines = usage.splitlines()
     if max(map(len, lines)) <= width:
         return usage
-    told: list[str] = []
+    parts: list[str] = []
     while lines:
         line = lines.pop(0)
         option = _OPTION.match(line)
@@ -82,13 +82,13 @@ def usage_folded(usage: str, width: int) -> str:
         ):
             line = f"{line} {lines.pop(0).strip()}"
         if not option:
-            told += filled(line, width).split("\n")
+            parts += filled(line, width).split("\n")
         elif width >= _NARROW:
-            told += _hung(line, width, deep)
+            parts += _hung(line, width, deep)
         else:
             indent = " " * (option.end("indent") + 4)
-            told += [line[: option.end("option")], *_hung(indent + line[deep:], width, len(indent))]
-    return "\n".join(told) + "\n"
+            parts += [line[: option.end("option")], *_hung(indent + line[deep:], width, len(indent))]
+    return "\n".join(parts) + "\n"
 
 
 def _hung(line: str, width: int, deep: int) -> list[str]:

@@ -103,11 +103,11 @@ class Partition:
     def digest(self) -> str:
         """The sha256 over every client's sample positions, as hexadecimal text; equal partitions have equal digests."""
         positions, sizes = self.joined
-        told = np.empty(len(positions) + len(sizes), dtype="<i8")  # each client's size, and its positions behind it
-        is_size = np.zeros(len(told), dtype=bool)
+        numbers = np.empty(len(positions) + len(sizes), dtype="<i8")  # each client's size, and its positions behind it
+        is_size = np.zeros(len(numbers), dtype=bool)
         is_size[np.cumsum(sizes + 1) - sizes - 1] = True
-        told[is_size], told[~is_size] = sizes, positions
-        return hashlib.sha256(told.data).hexdigest()
+        numbers[is_size], numbers[~is_size] = sizes, positions
+        return hashlib.sha256(numbers.data).hexdigest()
 
     @property
     def joined(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

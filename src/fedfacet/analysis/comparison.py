@@ -223,8 +223,8 @@ def plot_forest(
         for axes in grid[-3:]:
             axes.set_xlabel(label)
         handles = [Line2D([], [], color=colour, marker="o", markersize=4) for colour in _VERDICTS.values()]
-        told = [f"better than {baseline}", f"worse than {baseline}", "not significant"]
-        figure.legend(handles, told, loc="outside upper center", ncols=3)
+        labels = [f"better than {baseline}", f"worse than {baseline}", "not significant"]
+        figure.legend(handles, labels, loc="outside upper center", ncols=3)
 
 
 def _frame(axes: Any, lines: Mapping[int, tuple[PairedDifference, str]]) -> None:

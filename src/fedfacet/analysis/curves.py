@@ -78,7 +78,7 @@ class Curves:
         numbers: list[Sequence[Any]] = [("row", "column", "seed", "round", study.metric)]
         for curve in self.curves:
             peaks, rounds = zip(*curve.peak_S(study.lower_is_better), strict=True)
-            means = [cell_of(values, curve.seeds, study.std).told(study.percent) for values in (curve.final_S, peaks)]
+            means = [cell_of(values, curve.seeds, study.std).shown(study.percent) for values in (curve.final_S, peaks)]
             line = [curve.row, curve.column, str(len(curve.seeds)), *means, f"{statistics.median(rounds):g}"]
             if threshold is not None:
                 reached = curve.rounds_to_S(threshold, study.lower_is_better)

@@ -92,10 +92,10 @@ def page_of(runs: Sequence[Run], **asked: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"coded": coded, "marked": _marked}
-    said = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
+    number_of_runs = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
     shown = {name: section for name, section in sections.items() if section[1]}
     template = environment.get_template("page.html.jinja")
-    return template.render(title=f"Report on {said}", provenance=page.provenance(), sections=shown)
+    return template.render(title=f"Report on {number_of_runs}", provenance=page.provenance(), sections=shown)
 
 
 def coded(text: str) -> Markup:
@@ -157,7 +157,7 @@ class _Page:
             for name, version in page_tables.versions_of(run).items():
                 versions.setdefault(name, set()).add(version)
         seeds = sorted({run.seed for run in finished})
-        told = {
+        facts = {
             "Runs": [f"{len(self.runs):,}, of which {len(finished):,} finished", *notes_on_unfinished(self.runs)],
             "Seeds": [", ".join(map(str, seeds))],
             "Made with": [f"`{self.command}`"],
@@ -166,7 +166,7 @@ class _Page:
             * bool(versions),
             "Hardware": hardware_of(finished),
         }
-        return {name: values for name, values in told.items() if values}
+        return {name: values for name, values in facts.items() if values}
 
     def of(self, metric: str) -> dict[str, Any]:
         """Return what is asked of one metric, as for ``Study``."""

@@ -105,9 +105,9 @@ def _inline(figure: Any, title: str, themed: Mapping[str, str], name: str) -> Ma
     size = root.attrib["viewBox"]
     root.attrib.clear()
     root.attrib.update({"viewBox": size, "role": "img", "aria-label": title, "class": name})
-    told = ElementTree.Element("title")
-    told.text = title
-    root.insert(0, told)
+    title_element = ElementTree.Element("title")
+    title_element.text = title
+    root.insert(0, title_element)
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 

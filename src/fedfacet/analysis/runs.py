@@ -47,9 +47,9 @@ class Run:
         One that was resumed for more rounds has not finished until it has done those too.
         """
         reached, planned = self._rounds
-        told = self.summary or {}
-        all_done = reached is None or planned is None or reached >= planned or bool(told.get("stopped"))
-        return told.get("status") == "finished" and all_done
+        saved = self.summary or {}
+        all_done = reached is None or planned is None or reached >= planned or bool(saved.get("stopped"))
+        return saved.get("status") == "finished" and all_done
 
     @property
     def progress(self) -> str:

@@ -253,8 +253,8 @@ def draw_chosen(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[str]
 
 
 def _chosen(run: Run) -> Chosen:
-    told = run.summary or {}
-    number = told.get("num_clients") or len(told.get("participation_counts") or ())
+    saved = run.summary or {}
+    number = saved.get("num_clients") or len(saved.get("participation_counts") or ())
     cohorts = run.cohorts()
     if any(client_id >= number for cohort in cohorts for client_id in cohort):
         raise FedFacetError(f"Expected cohorts of {number} clients in {run.path}, but some are others: leave that folder out.")

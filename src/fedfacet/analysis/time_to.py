@@ -190,4 +190,4 @@ def _cell(reached: Sequence[Reached], std: str) -> str:
         best = statistics.fmean(one.best for one in reached if one.round is None)
         many = f"reached by {len(there)} of {len(reached)}" if there else "not reached"
         return f"{many} (best {best:.4g})"
-    return cell_of(there, [one.seed for one in reached], std).told(percent=False)
+    return cell_of(there, [one.seed for one in reached], std).shown(percent=False)

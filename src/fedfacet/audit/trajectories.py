@@ -120,17 +120,17 @@ def record(
         with contextlib.closing(make_engine()) as engine:
             engine.setup(shadow_clients(shadows, clients, fresh_model(0), partition))
             for client_id, model in models.items():
-                said, taught = engine.predict(model, [judged[client_id], splits[client_id].distilled])
-                own[client_id], teachers[client_id] = said.logits, taught.logits
+                predicted, taught = engine.predict(model, [judged[client_id], splits[client_id].distilled])
+                own[client_id], teachers[client_id] = predicted.logits, taught.logits
         for client_id, losses in students.losses(teachers, judged, own, whose="shadow models'").items():
             files[client_id].parent.mkdir(parents=True, exist_ok=True)
             keep(files[client_id], "losses", losses)
     own, teachers, judged = {}, {}, {}
     for client_id, victim in zip(ids, victims, strict=True):
         judged[client_id] = victim.audit_set.samples
-        (said,) = again.federation.engine.predict(victim.model, [victim.audit_set.samples], victim.memory)
+        (predicted,) = again.federation.engine.predict(victim.model, [victim.audit_set.samples], victim.memory)
         (taught,) = again.federation.engine.predict(victim.model, [splits[client_id].distilled], victim.memory)
-        own[client_id], teachers[client_id] = said.logits, taught.logits
+        own[client_id], teachers[client_id] = predicted.logits, taught.logits
     targets = students.losses(teachers, judged, own, whose="clients'")
     return [
         Trajectories(
@@ -193,12 +193,12 @@ class _Students:
         with contextlib.closing(self.make_engine()) as engine:
             engine.setup(self._learners(teachers))
             for epoch in range(1, self.attack.distill_epochs + 1):
-                told = f"trajectories: {whose} students, epoch {epoch} of {self.attack.distill_epochs}"
-                print(told, file=sys.stderr)
+                progress = f"trajectories: {whose} students, epoch {epoch} of {self.attack.distill_epochs}"
+                print(progress, file=sys.stderr)
                 for client_id, model in trained(engine, models, self.attack.seed, epoch, taught):
                     models[client_id] = model
-                    (said,) = engine.predict(model, [judged[client_id]])
-                    losses[client_id].append(losses_of(said.logits.astype(np.float64), labels[judged[client_id]]))
+                    (predicted,) = engine.predict(model, [judged[client_id]])
+                    losses[client_id].append(losses_of(predicted.logits.astype(np.float64), labels[judged[client_id]]))
         found = {}
         for client_id, of_student in losses.items():
             of_teacher = losses_of(own[client_id].astype(np.float64), labels[judged[client_id]])

@@ -138,8 +138,8 @@ class Evaluate(Measurement):
             shared_as = shared_as and (shared_as, "with memory")
         known = self._shared(federation) if shared_as else {}
         missing = [indices for indices in splits if (shared_as, id(indices)) not in known]
-        said = federation.engine.predict(model, missing, memory) if missing else []
-        for indices, predictions in zip(missing, said, strict=True):
+        predicted = federation.engine.predict(model, missing, memory) if missing else []
+        for indices, predictions in zip(missing, predicted, strict=True):
             known[shared_as, id(indices)] = indices, self._outcome(predictions, indices)
         return [known[shared_as, id(indices)][1] for indices in splits]
 

@@ -96,8 +96,10 @@ class FederatedModule:
         known = [*self.parameters, *(name for name, _, _ in self._buffer_slots), *self.frozen, *self._followers]
         if unknown := sorted(self.personal - set(known)):
             alike = [one for one in known if one.startswith(f"{unknown[0]}.")] or difflib.get_close_matches(unknown[0], known)
-            told = ", ".join(map(repr, alike or known[:6]))
-            raise ValueError(f"Expected `personal` to name tensors of the model, but got {unknown[0]!r}: name some of {told}.")
+            suggested = ", ".join(map(repr, alike or known[:6]))
+            raise ValueError(
+                f"Expected `personal` to name tensors of the model, but got {unknown[0]!r}: name some of {suggested}."
+            )
         for one in self.derived:
             together = [one.source, *one.names]
             stays = [name for name in together if name in self.personal]
@@ -180,8 +182,8 @@ class FederatedModule:
         for name, tensor in (self.parameters | self.frozen).items():
             if named.get(name) is not tensor:
                 raise ValueError(
-                    f"Expected a model with the parameters that it had before, but {name!r} is another one or gone: change "
-                    "`copy.deepcopy(context.model)`."
+                    f"Expected a model with the parameters that it had before the query, but {name!r} is another one or gone: "
+                    "change `copy.deepcopy(context.model)`."
                 )
             tensor.requires_grad_(name in self.parameters)
 

@@ -160,7 +160,7 @@ def _predicted(program: ClientTrainer, batch: Batch) -> Tensor:
             name, x = type(program.module).__name__, batch.x
             raise ConfigError(
                 f"Expected {name} to take inputs of shape {tuple(x.shape[1:])} and type {str(x.dtype).removeprefix('torch.')}, "
-                f"but it fails at them ({_told(error)}): fix its `forward`, or give it other inputs."
+                f"but it fails at them ({_fault_of(error)}): fix its `forward`, or give it other inputs."
             ) from error
 
 
@@ -197,11 +197,11 @@ def _measure(program: ClientTrainer, own: OwnModule, batch: Batch) -> None:
             except Exception as error:
                 raise ConfigError(
                     f"Expected {type(own.module).__name__}.{kind}_step to measure a batch of {len(batch.x)} samples, which is "
-                    f"x, y, a, but it fails at them ({_told(error)}): fix it."
+                    f"x, y, a, but it fails at them ({_fault_of(error)}): fix it."
                 ) from error
 
 
-def _told(error: Exception) -> str:
+def _fault_of(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
@@ -239,7 +239,7 @@ class _Trial:
             self._note_names(self.program.own)
         samples, last = self.clients.owned[self.client_id], self.clients.partition.indices[-1]
         number = min(self.size, _ENOUGH)
-        first, said = state.clone(self.program.buffers), self._said(seen)
+        first, output = state.clone(self.program.buffers), self._output(seen)
         loss, ended = self._stepped(samples[:number])
         if buffers == "average":
             self._check_buffers(first, ended)
@@ -249,11 +249,12 @@ class _Trial:
         if len(last) >= number:  # or the same batch twice may hide what is remembered of it
             self._stepped(last[-number:])
         again, _ = self._stepped(samples[:number])
-        twice, said_again = self.kept.now(), self._said(seen)
+        twice, output_again = self.kept.now(), self._output(seen)
         found = accumulated(once, twice)
         rounding = 0.0 if self.clients.device.type == "cpu" else 1e-3
         if found is None and not all(
-            torch.allclose(one, other, rounding, rounding, equal_nan=True) for one, other in ((loss, again), (said, said_again))
+            torch.allclose(one, other, rounding, rounding, equal_nan=True)
+            for one, other in ((loss, again), (output, output_again))
         ):
             changed = (name for name in once if name not in self.before or not same(self.before[name], once[name]))
             found = next(changed, "")
@@ -273,7 +274,7 @@ class _Trial:
             self._step(samples)
             own.train_names = tuple(map(short_name, own.logged.take()))
 
-    def _said(self, seen: Batch | None) -> Tensor:
+    def _output(self, seen: Batch | None) -> Tensor:
         """Return what the network says of some samples in eval mode."""
         if seen is None or not self.kept.are_seen:
             return torch.zeros(())
@@ -291,14 +292,14 @@ class _Trial:
         except (FedFacetError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            told = _told(error)
+            fault = _fault_of(error)
             if len(samples) == 1 and self._trains_on(samples[[0, 0]]):
-                self._refuse_one(told)
+                self._refuse_one(fault)
             remedy = "fix its `forward`, or the loss"
             if self.program.own is not None and not isinstance(self.program.objective, ClassificationObjective):
                 remedy = "fix its `training_step`, to which a batch is x, y, a"
             raise ConfigError(
-                f"Expected {self.name} to train on a batch of {len(samples)} samples, but it fails at them ({told}): {remedy}."
+                f"Expected {self.name} to train on a batch of {len(samples)} samples, but it fails at them ({fault}): {remedy}."
             ) from error
 
     def _trains_on(self, samples: NDArray[np.int64]) -> bool:
@@ -308,12 +309,12 @@ class _Trial:
             return False
         return True
 
-    def _refuse_one(self, told: str) -> None:
+    def _refuse_one(self, fault: str) -> None:
         local, number = self.clients.local, len(self.clients.owned[self.client_id])
         alone = "its only one" if number == 1 else "left over for a batch by itself"
         raise ConfigError(
             f"Expected batches that {self.name} can train on, but one of client {self.client_id}'s {number} samples is {alone} "
-            f"with local.batch_size={local.batch_size}, at which it fails ({told}): give clients at least two samples, choose "
+            f"with local.batch_size={local.batch_size}, at which it fails ({fault}): give clients at least two samples, choose "
             "another `local.batch_size`, or a network without batch normalisation."
         )
 

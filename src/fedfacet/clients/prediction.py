@@ -56,17 +56,17 @@ def predict(clients: Clients, model: State, splits: Iterable[NDArray[np.int64]],
     program.train(False)
     if program.predict_hooks is not None:
         program.predict_hooks.before_predict(memory)
-    said: list[tuple[Tensor, Tensor, Tensor]] = []
+    outputs: list[tuple[Tensor, Tensor, Tensor]] = []
     with torch.inference_mode():
         for indices in splits:
             for batch in ClientData(clients.dataset, indices, clients.device, clients.memory_format).batches():
                 z = program.forward(batch.x)
                 check_logits(z, clients.dataset.num_classes, type(program.module).__name__)
-                said.append((z.argmax(dim=1), functional.cross_entropy(z, batch.y, reduction="none").float(), z.float()))
-        if not said:
+                outputs.append((z.argmax(dim=1), functional.cross_entropy(z, batch.y, reduction="none").float(), z.float()))
+        if not outputs:
             nothing = np.empty((0, clients.dataset.num_classes), np.float32)
             return Predictions(np.empty(0, np.int64), np.empty(0, np.float32), nothing)
-        labels, losses, logits = (torch.cat(parts).cpu().numpy() for parts in zip(*said, strict=True))
+        labels, losses, logits = (torch.cat(parts).cpu().numpy() for parts in zip(*outputs, strict=True))
         return Predictions(labels, losses, logits)
 
 
@@ -90,14 +90,14 @@ def predict_mixed(
         predict: returns the predictions for some batches, one after another.
         splits: as positions of samples.
     """
-    said = []
+    outputs = []
     for indices in splits:
         order = rng.stream(0, "prediction-order", len(indices)).permutation(len(indices))
         batches = np.array_split(indices[order], max(1, -(-len(indices) // _MIXED)))
         back = np.argsort(order)
         labels, losses, logits = predict(batches)
-        said.append(Predictions(labels[back], losses[back], logits[back]))
-    return said
+        outputs.append(Predictions(labels[back], losses[back], logits[back]))
+    return outputs
 
 
 def count(dataset: Dataset, predictions: Predictions, indices: NDArray[np.int64]) -> GroupCounts:

@@ -290,8 +290,8 @@ class Clients(Population):
         data_digest = fingerprint(self.dataset, whole=self.whole_fingerprint)
         parts = (self.objective, getattr(self.objective, "correction", None))
         kinds = {name: kind for part in parts for name, kind in kinds_sent(part, getattr(part, "provides", ())).items()}
-        told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, self.dataset.num_classes)
-        return Facts(self.partition.num_clients, model, names, buffers, personal, *told, program.derived, self.partition.digest)
+        rest = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, self.dataset.num_classes)
+        return Facts(self.partition.num_clients, model, names, buffers, personal, *rest, program.derived, self.partition.digest)
 
     def program_of(self, model: State) -> ClientTrainer:
         """Return the program for models of some shape.

@@ -66,10 +66,10 @@ _HOW_TO_READ = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Attack the runs; return the exit status."""
-    return run_command(tell, lambda: USAGE.format(command=called("attack")), argv)
+    return run_command(attack_runs, lambda: USAGE.format(command=called("attack")), argv)
 
 
-def tell(argv: Sequence[str]) -> Output:
+def attack_runs(argv: Sequence[str]) -> Output:
     """Attack the runs that ``run=`` names, one after another, and return what to print.
 
     Raises:
@@ -209,9 +209,9 @@ def epsilons_in_words(rows: Sequence[Mapping[str, Any]], delta: float) -> list[s
     over = {row["attack"]: row for row in rows if row["client"] != "mean"}  # the line of all victims comes after theirs
     refuted = [(name, row["epsilon_audited"]) for name, row in over.items() if row["epsilon_audited"] == row["epsilon_audited"]]
     proven = next(iter(over.values()))["epsilon_proven"]
-    said = [f"{name} refutes any smaller than {epsilon:.2f}" for name, epsilon in refuted]
-    said += [f"noise proves {proven:.2f}"] if proven == proven else []
-    return [f"epsilon, at delta {delta:g}: {'; '.join(said)}."] if said else []
+    sentences = [f"{name} refutes any smaller than {epsilon:.2f}" for name, epsilon in refuted]
+    sentences += [f"noise proves {proven:.2f}"] if proven == proven else []
+    return [f"epsilon, at delta {delta:g}: {'; '.join(sentences)}."] if sentences else []
 
 
 def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Shadows", source: str) -> "Pool":
@@ -229,7 +229,7 @@ def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Sh
             engine=make(config.engine),
             folder=Path(config.paths.log_dir) / "attack" / "shadows",
             facts=_facts(again),
-            told=lambda done, all: print(f"shadow models: {done} of {all}", file=sys.stderr),
+            report=lambda done, all: print(f"shadow models: {done} of {all}", file=sys.stderr),
         )
 
 

@@ -10,7 +10,7 @@ from fedfacet.papers.fedld.decomposition import describe_decompositions, plot_de
 from fedfacet.runs.rerun import decompose_round
 
 
-def tell(options: Sequence[str]) -> Output:
+def run(options: Sequence[str]) -> Output:
     """Run the round again in each run, and draw the terms of its loss."""
     given = dict(option.partition("=")[::2] for option in options)
     round, output = given.get("round"), given.get("output", "text")

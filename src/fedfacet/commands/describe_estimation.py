@@ -18,7 +18,7 @@ from fedfacet.plots.triplets import plot_estimation
 from fedfacet.types import Broadcast, ClientTask
 
 
-def tell(options: Sequence[str]) -> Output:
+def run(options: Sequence[str]) -> Output:
     """Measure how far the triplets that clients disclosed are from the truth, and draw it."""
     output, options = output_of(options)
     runs = [option.removeprefix("run=") for option in options if option.startswith("run=")]

@@ -24,7 +24,7 @@ _DEALT = ("dataset", "partition", "smoke", "server_data")
 _NOT_DEALT = re.compile(r"[+~]*(output|simulate|selector)\b")
 
 
-def tell(argv: Sequence[str]) -> Output:
+def run(argv: Sequence[str]) -> Output:
     """Describe the federations that the overrides name, and draw them."""
     configs = [composed(overrides) for overrides in one_by_one(selector_overrides(argv))]
     output = configs[0].output

@@ -25,7 +25,7 @@ _ROUNDS = 16  # q^2 rounds of q = 2 and 4 blocks
 _FEW = 12
 
 
-def tell(options: Sequence[str]) -> Output:
+def run(options: Sequence[str]) -> Output:
     """Return what every client would be sent, and how many clients hold which entries.
 
     Raises:
@@ -57,8 +57,8 @@ def tell(options: Sequence[str]) -> Output:
         }
         for name, held in holders_of.items()
     ]
-    told = {"clients": clients, "rounds": _ROUNDS, "tensors": entries}
-    return Output(output, told, tables_of(clients, entries), [figure])
+    data = {"clients": clients, "rounds": _ROUNDS, "tensors": entries}
+    return Output(output, data, tables_of(clients, entries), [figure])
 
 
 def clients_of(federation: Federation) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ class Card:
         """Whether the method ends training otherwise than after fixed rounds."""
         return self.taxonomy.termination_condition not in ("-", "fixed rounds")
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the card as JSON-able data."""
         kept = {name: value for name, value in asdict(self).items() if name not in ("option", "taxonomy", "sizes_itself")}
         return {**asdict(self.taxonomy), "kind": self.kind, **kept, **{flag: getattr(self, flag) for flag in FLAGS}}
@@ -188,7 +188,7 @@ OUTPUTS = ("text", "json", "markdown")
 _OWN = ("output", "table", "compare", "cost", "rounds")
 
 
-def tell(options: Sequence[str]) -> Output:
+def run(options: Sequence[str]) -> Output:
     """Return cards, the thesis' table, or measured costs.
 
     Options are ``FIELD=VALUE`` (``FIELDS``; all must hold), ``compare=NAME,NAME``, ``table=thesis``, ``cost=measured`` with
@@ -217,7 +217,7 @@ def tell(options: Sequence[str]) -> Output:
         raise ConfigError("Expected options that have all that is asked for, but none does: ask for less.")
     if cost is not None:
         return _costs(chosen, rounds or "10", output)
-    data = {option: card.told() for option, card in chosen.items()}
+    data = {option: card.as_dict() for option, card in chosen.items()}
     if names is not None:
         return Output(output, data, [_side_by_side(chosen)])
     rows = [[option, *_six(card)] for option, card in chosen.items()]
@@ -312,7 +312,7 @@ def _costs(cards: Mapping[str, Card], rounds: str, output: str) -> Output:
     costs = {name: measure(name, int(rounds)) for name in selectors}
     rows = [[name, *cost.cells] for name, cost in costs.items()]
     table = Table(f"What selecting costs, measured over {rounds} rounds", HEADS_OF_COSTS, rows)
-    data = {name: cost.told() for name, cost in costs.items()}
+    data = {name: cost.as_dict() for name, cost in costs.items()}
     remarks = [SETTING]
     if output == "text":
         times = ", ".join(f"{name} {cost.milliseconds:.1f}" for name, cost in costs.items())

@@ -14,7 +14,7 @@ from fedfacet.submodels.base import Taxonomy
 COLUMNS = ("submodel", "code", "grouping", "dynamics", "policy", "known as", "same set again, in rounds")
 
 
-def tell(options: Sequence[str]) -> Output:
+def run(options: Sequence[str]) -> Output:
     """Return the fields of ``Taxonomy`` of every option of ``conf/submodel`` but ``whole``, as it is set there."""
     if list(options) not in ([], ["output=text"], ["output=json"]):
         raise ConfigError(f"Expected output=text or output=json after `submodels`, but got {' '.join(options)}: leave it out.")

@@ -88,8 +88,8 @@ def print_tables(tables: Iterable[writers.Table], remarks: Iterable[str] = (), f
     from rich.table import Table
 
     console = console_of()
-    for told in tables:
-        words, (columns, *rows) = told.words, told.cells(str, {"bold": "{}", "underlined": "{}"})
+    for one in tables:
+        words, (columns, *rows) = one.words, one.cells(str, {"bold": "{}", "underlined": "{}"})
         table = Table(show_lines=words, padding=padding_of(console))
         for position, column in enumerate(columns):
             flush_left = words or position == 0 or column in ("matrix", "type")
@@ -98,7 +98,7 @@ def print_tables(tables: Iterable[writers.Table], remarks: Iterable[str] = (), f
             table.add_column(column, justify="left" if flush_left else "right", overflow="fold", no_wrap=name)
         for row in rows:
             table.add_row(*row)
-        console.print(f"\n{told.caption}")
+        console.print(f"\n{one.caption}")
         print_table(console, table, words=words)
     for remark in remarks:
         console.print(remark)

@@ -68,13 +68,13 @@ def _parser(listed: Mapping[str, dict[str, Any]]) -> argparse.ArgumentParser:
 def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace, listed: Mapping[str, Any]) -> None:
     """Leave with status 2 where options do not go together."""
     given = {name: value for name, value in vars(options).items() if value not in (None, False)}
-    told = {*given, *(f"{name}={value}" for name, value in given.items() if isinstance(value, str))}
+    settings_given = {*given, *(f"{name}={value}" for name, value in given.items() if isinstance(value, str))}
     for name, others, remedy in listed["apart"]:
-        if name in told and told & set(others.split()):
+        if name in settings_given and settings_given & set(others.split()):
             option, _, value = name.partition("=")
             parser.error(" ".join([f"--{option.replace('_', '-')}", *([value] if value else []), remedy]))
     for names, needed, sentence in listed["belong"]:
-        if told & set(names.split()) and not told & set(needed.split()):
+        if settings_given & set(names.split()) and not settings_given & set(needed.split()):
             parser.error(sentence)
     if options.layout and options.lower_is_better and not options.metric:
         parser.error("--layout knows which of its numbers are good: leave out --lower-is-better, or give --metric too")

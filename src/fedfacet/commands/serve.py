@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FedFacetError, ValueError, TypeError) as error:
         from fedfacet.config import ended_before
 
-        if told := ended_before(error, argv):
-            print(told)
+        if message := ended_before(error, argv):
+            print(message)
             return 0
         print_error(sentence_of(error))
         return 2

@@ -149,8 +149,8 @@ def run_command(train: Callable[[Job], None]) -> None:
         elif _are_served(jobs, looked_at):
             return
     except (FedFacetError, ValueError, TypeError) as error:
-        if told := configuration.ended_before(error, sys.argv[1:]):
-            print(told)
+        if explained := configuration.ended_before(error, sys.argv[1:]):
+            print(explained)
             return
         refuse(error, aloud=is_printed_here(error))
     reached: dict[Path, int] = {}
@@ -294,13 +294,13 @@ def _print_wrapped(print_help: Callable[[], None]) -> None:
     """Print what Hydra says for --help, folded to the terminal's width; groups' lists of options are as wide as it is."""
     from fedfacet.terminal import filled
 
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         print_help()
     width = min(max(shutil.get_terminal_size((128, 24)).columns, 40), 128)
-    told = configuration.purposes()
-    for line in said.getvalue().replace("python src/train.py", command_name()).splitlines():
+    explained = configuration.purposes()
+    for line in printed.getvalue().replace("python src/train.py", command_name()).splitlines():
         group, _, options = line.partition(": ")
-        print(filled(f"{group}: {told[group]}" if told.get(group) else line, width))
-        if told.get(group):
+        print(filled(f"{group}: {explained[group]}" if explained.get(group) else line, width))
+        if explained.get(group):
             print(textwrap.fill(options, width, initial_indent=" " * 4, subsequent_indent=" " * 4, break_long_words=False))

@@ -109,12 +109,12 @@ def _search(argv: Sequence[str]) -> int:
             values = values_for(space, drawn)
             run_dirs = _run(number, [*fixed, *values], seeds, eta)
             value = None if run_dirs is None else _mean(run_dirs, options.metric, options.at)
-            told = "failed" if run_dirs is None else "no number" if value is None else f"{options.metric} = {value:.4f}"
+            result = "failed" if run_dirs is None else "no number" if value is None else f"{options.metric} = {value:.4f}"
             if run_dirs is None:  # as of any sweep, the same command tries again: the disk may have been full
                 failed.add(number)
             else:
                 study.tell(number, value)
-            print(f"trial {number + 1} of {options.n_trials}: {' '.join(values)}: {told}", flush=True)
+            print(f"trial {number + 1} of {options.n_trials}: {' '.join(values)}: {result}", flush=True)
     begun, done, without = study.counts()
     elsewhere = begun - done - without - len(failed)
     counted = ((without, "without a number"), (len(failed), "failed"), (elsewhere, "under way in other processes"))
@@ -203,12 +203,12 @@ def _mean(run_dirs: Sequence[Path], metric: str, at: str) -> float | None:
     return mean if mean == mean else None
 
 
-def _print_best(number: int, told: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]) -> None:
+def _print_best(number: int, result: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]) -> None:
     """Print the best trial, and the command that runs it with as many seeds, three at least, that it has not seen."""
     from fedfacet.runs.ending import same_command
 
     unseen = max(map(int, seeds)) + 1
     others = ",".join(map(str, range(unseen, unseen + max(3, len(seeds)))))
-    print(f"the best one is trial {number + 1}, {told}: {' '.join(values)}")
+    print(f"the best one is trial {number + 1}, {result}: {' '.join(values)}")
     print("to be reported, with seeds that the search has not seen:")
     print(f"  {same_command()} sweep=cells {typed([*fixed, *values, f'seed={others}'])} -m")

@@ -32,12 +32,12 @@ from fedfacet.moved import MOVED
 
 def purposes() -> dict[str, str]:
     """Return what each group is for, as the yamls of the commands say beside their defaults, in the order of train.yaml."""
-    told: dict[str, str] = {}
+    known_purposes: dict[str, str] = {}
     for name in ("attack", "serve", "train"):  # the order is that of the last
         text = (conf_dir() / f"{name}.yaml").read_text(encoding="utf-8")
         own = dict(re.findall(r"^  - (\w+): \S+(?: # (.*))?$", text, re.MULTILINE))
-        told = own | {group: purpose for group, purpose in told.items() if group not in own}
-    return told
+        known_purposes = own | {group: purpose for group, purpose in known_purposes.items() if group not in own}
+    return known_purposes
 
 
 def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:

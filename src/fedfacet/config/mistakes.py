@@ -124,9 +124,11 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
     )
     if having:
         beside = "[default,{}]" if group == "callbacks" else "{}"  # which are several
-        told = ", ".join(f"{group}={beside.format(option)}" for option in having[:_MOST_HAVING])
+        listed = ", ".join(f"{group}={beside.format(option)}" for option in having[:_MOST_HAVING])
         more = f" or others ({len(having)} in all)" if len(having) > _MOST_HAVING else ""
-        return f"Expected an option that has `{key}`, but the one that is chosen has not: choose {told}{more}, or leave it out."
+        return (
+            f"Expected an option that has `{key}`, but the one that is chosen has not: choose {listed}{more}, or leave it out."
+        )
     return unknown(key, [*valid, *groups])
 
 
@@ -172,12 +174,12 @@ def unknown(key: str, valid: Sequence[str]) -> str:
     alike = [name for name in valid if difflib.get_close_matches(leaf, [name.rpartition(".")[2]])]
     nearest = difflib.get_close_matches(key, alike, 3)
     nearest += [name for name in valid if name.rpartition(".")[2] == leaf and name not in nearest]
-    said = "the nearest are"
+    introduction = "the nearest are"
     if not nearest and (parent := key.rpartition(".")[0]):
-        nearest, said = [name for name in valid if name.startswith(f"{parent}.")], f"`{parent}` has"
+        nearest, introduction = [name for name in valid if name.startswith(f"{parent}.")], f"`{parent}` has"
     if not nearest:
         return f"Expected a known option, but got `{key}`: `--cfg job` prints all of them, `--help` the groups."
-    return f"Expected a known option, but got `{key}`: {said} {', '.join(f'`{name}`' for name in nearest[:8])}."
+    return f"Expected a known option, but got `{key}`: {introduction} {', '.join(f'`{name}`' for name in nearest[:8])}."
 
 
 def check_added(name: str, config: DictConfig, choices: Mapping[str, Any], override: str) -> None:

@@ -250,8 +250,8 @@ def _names(setting: str, names: Sequence[str] | None, labels: Labels) -> tuple[s
             )
         return tuple(map(str, range(largest + 1)))
     if isinstance(names, str) or len(names) <= largest:
-        told = repr(names) if isinstance(names, str) else len(names)
-        raise ValueError(f"Expected `{setting}` to have a name for each label from 0 to {largest}, but got {told}.")
+        found = repr(names) if isinstance(names, str) else len(names)
+        raise ValueError(f"Expected `{setting}` to have a name for each label from 0 to {largest}, but got {found}.")
     texts = tuple(map(str, names))
     if len(set(texts)) < len(texts) or any(map(holds_controls, texts)):
         raise ValueError(f"Expected `{setting}` to be different names without control characters, but got {texts!r:.200}.")

@@ -55,8 +55,8 @@ def refusing() -> Callable[[bytes], bytes]:
 
     def answer(content: bytes) -> bytes:
         run = unpack(content, len(content)).run
-        told = {"code": "data", "sentence": sentence, "answers": digest_of(content)}
-        return pack(Message("refusal", run, told))
+        details = {"code": "data", "sentence": sentence, "answers": digest_of(content)}
+        return pack(Message("refusal", run, details))
 
     return answer
 
@@ -149,8 +149,8 @@ class Site:
         except MessageError as error:
             reply = Message("refusal", message.run, {"code": "letter", "sentence": f"a message is not read: {error}"})
         except Exception as error:
-            sentence, told = f"{type(error).__name__}: {first_line(error)}", isinstance(error, FedFacetError)
-            if not told or isinstance(error, DatasetCorruptError | DatasetNotFoundError):  # a file may have a patient's name
+            sentence, ours = f"{type(error).__name__}: {first_line(error)}", isinstance(error, FedFacetError)
+            if not ours or isinstance(error, DatasetCorruptError | DatasetNotFoundError):  # a file may have a patient's name
                 more, sentence = sentence, f"{type(error).__name__}, of which audit.jsonl tells its operator more"
             reply = Message("refusal", message.run, {"code": "failed", "sentence": sentence})
         answer = pack(Message(reply.kind, reply.run, {**reply.body, "answers": digest}, reply.bundles))
@@ -360,7 +360,7 @@ class Site:
 
     def _audit(self, message: Message, content: bytes, reply: Message, answer: bytes, seconds: float, more: str) -> None:
         """Write down what came and what left, and of a fault what did not."""
-        told = {
+        details = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "run": message.run,
             "kind": message.kind,
@@ -375,4 +375,4 @@ class Site:
             **({"note": self._note} if self._note else {}),
         }
         with open(self.settings.state / "audit.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(details) + "\n")

@@ -95,8 +95,8 @@ class Engine:
         """Count how a model does on some splits; the arguments are those of ``predict``."""
         from fedfacet.clients.prediction import count  # late: see above
 
-        said = self.predict(model, splits, memory)
-        return [count(self.clients.dataset, *pair) for pair in zip(said, splits, strict=True)]
+        predictions = self.predict(model, splits, memory)
+        return [count(self.clients.dataset, *pair) for pair in zip(predictions, splits, strict=True)]
 
     def measure_module(self, model: State, split: str, indices: NDArray[np.int64]) -> dict[str, float]:
         """Return what the module logs of some samples; always in this process. See ``clients.module_measurement``."""

@@ -211,8 +211,8 @@ class LagSelector(ClientSelector):
         step = {name: change[name] for name in server["parameters"]}
         rounds_K = server["rounds"].clone()
         rounds_K[list(result.arrived)] = result.round
-        heard = sorted(set(rounds_K.tolist()) - {0})
-        ways = {round: state.add(server["ways"][round], step) if round < result.round else step for round in heard}
+        answered = sorted(set(rounds_K.tolist()) - {0})
+        ways = {round: state.add(server["ways"][round], step) if round < result.round else step for round in answered}
         far = {round: state.norm(way) ** 2 for round, way in ways.items()}
         return {
             "parameters": server["parameters"],
@@ -229,8 +229,8 @@ class LagSelector(ClientSelector):
         known = set(context.disclosed.get(self.smoothness.name, {}))
         answers = context.ask_once(self.smoothness, context.available)
         unusable = [k for k in context.available if k not in known and not math.isfinite(answers[k])]
-        said = "clients is not finite, and they take part in every round"
-        warn_of(context.round, "smoothness", unusable, len(context.available), said)
+        reason = "clients is not finite, and they take part in every round"
+        warn_of(context.round, "smoothness", unusable, len(context.available), reason)
         return answers
 
 

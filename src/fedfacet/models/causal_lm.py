@@ -241,10 +241,10 @@ def _check_head(whole: Any, head: nn.Linear) -> None:
     training = whole.training
     with torch.no_grad():
         tokens = torch.zeros(1, 2, dtype=torch.int64)
-        said = whole.eval()(input_ids=tokens, use_cache=False).logits
+        expected = whole.eval()(input_ids=tokens, use_cache=False).logits
         ours = head(whole.base_model(input_ids=tokens, use_cache=False).last_hidden_state)
     whole.train(training)
-    if not torch.allclose(said, ours, rtol=1e-4, atol=1e-4):
+    if not torch.allclose(expected, ours, rtol=1e-4, atol=1e-4):
         raise ConfigError(
             f"{type(whole).__name__} changes what its linear head says, which no head here does: choose another "
             "`model.architecture`."

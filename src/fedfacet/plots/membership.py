@@ -86,8 +86,8 @@ class Membership(UpdatesMeasurement):
         model = local_model(federation.sent(before, update.client_id), update)
         if audit_set is None or not state.all_finite(model):
             return {}
-        (said,) = federation.engine.predict(model, [audit_set.samples], update.memory)
-        signals = audit_set.signals(said.logits, self.data.dataset.y[audit_set.samples])
+        (predicted,) = federation.engine.predict(model, [audit_set.samples], update.memory)
+        signals = audit_set.signals(predicted.logits, self.data.dataset.y[audit_set.samples])
         return {name: audit_set.roc(attack.scores(signals)) for name, attack in ATTACKS.items()}
 
     def _set_of(self, client_id: int) -> AuditSet | None:

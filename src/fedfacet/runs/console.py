@@ -111,11 +111,11 @@ def results_line(summary: Mapping[str, Any]) -> str:
         **{"average": "test/acc", "worst": "test/acc_worst_group", "personal, mean": "personal_test/acc_mean"},
         **{"held out, average": "holdout/acc", "held out, worst": "holdout/acc_worst_group"},
     }
-    said = []
+    parts = []
     for label, measured in rounds:
         numbers = [f"{name} {_percent(measured[key])} %" for name, key in accuracies.items() if measured.get(key) is not None]
-        said.append(f"{label} ({measured['round']}): {', '.join(numbers) or 'not tested'}")
-    return "; ".join(said)
+        parts.append(f"{label} ({measured['round']}): {', '.join(numbers) or 'not tested'}")
+    return "; ".join(parts)
 
 
 def _spread(measured: Mapping[str, Any], key: str) -> str:

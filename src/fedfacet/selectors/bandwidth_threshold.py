@@ -48,9 +48,9 @@ class BandwidthThresholdSelector(ClientSelector):
         """Return those drawn from above the threshold, then those drawn from below it."""
         context.ask_once(self.upload_seconds, context.available)
         # Of all who ever told, so that the threshold does not depend on who is away today.
-        told = sorted(context.disclosed[self.upload_seconds.name].items())
-        above_N = within_threshold(np.array([seconds for _, seconds in told], dtype=np.float64), self.excluded_share)
-        fast = {client_id for (client_id, _), above in zip(told, above_N.tolist(), strict=True) if above}
+        answers = sorted(context.disclosed[self.upload_seconds.name].items())
+        above_N = within_threshold(np.array([seconds for _, seconds in answers], dtype=np.float64), self.excluded_share)
+        fast = {client_id for (client_id, _), above in zip(answers, above_N.tolist(), strict=True) if above}
         eligible = [client_id for client_id in context.available if client_id in fast]
         cohort = rng.draw(context.rng, eligible, min(context.num_slots, len(eligible))) if eligible else []
         others = [client_id for client_id in context.available if client_id not in fast]

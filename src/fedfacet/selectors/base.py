@@ -192,7 +192,7 @@ def drawn_order(weights: NDArray[np.float64], rng: np.random.Generator, number: 
     return lowest(len(weights) if number is None else number, rng.random(len(weights)), arrivals)
 
 
-def warn_of(round: int, what: str, client_ids: Sequence[int], number: int, said: str) -> None:
+def warn_of(round: int, what: str, client_ids: Sequence[int], number: int, consequence: str) -> None:
     """Have the log name the clients, ten of them at most, whose answers are of no use; without any it says nothing.
 
     Args:
@@ -200,9 +200,9 @@ def warn_of(round: int, what: str, client_ids: Sequence[int], number: int, said:
         what: was asked: ``"losses"``.
         client_ids: whose answers are of no use.
         number: how many have answered.
-        said: why, and what follows: ``"clients are not finite and come last"``.
+        consequence: why, and what follows: ``"clients are not finite and come last"``.
     """
     if client_ids:
         more = f" and {len(client_ids) - 10} more" if len(client_ids) > 10 else ""
         ids = ", ".join(map(str, client_ids[:10])) + more
-        log.warning("Round %d: the %s of %d of %d %s: clients %s.", round, what, len(client_ids), number, said, ids)
+        log.warning("Round %d: the %s of %d of %d %s: clients %s.", round, what, len(client_ids), number, consequence, ids)

@@ -80,13 +80,13 @@ class KFedSelector(ClientSelector):
         known = set(context.disclosed.get(self.centroids.name, {}))
         context.ask_once(self.centroids, context.available)
         # Of all who ever answered, so that clusters do not depend on who is away today.
-        told = sorted(context.disclosed[self.centroids.name].items())
-        centres = {k: np.array(answer, dtype=np.float64).reshape(len(answer), -1) for k, answer in told if len(answer)}
+        answers = sorted(context.disclosed[self.centroids.name].items())
+        centres = {k: np.array(answer, dtype=np.float64).reshape(len(answer), -1) for k, answer in answers if len(answer)}
         widths = Counter(centres_RD.shape[1] for centres_RD in centres.values()).most_common(1)
         if unusable := [k for k in centres if centres[k].shape[1] != widths[0][0]]:
             new = [k for k in unusable if k not in known]
-            said = "clients have another length than most, and they come last"
-            warn_of(context.round, "centres", new, len(context.available), said)
+            reason = "clients have another length than most, and they come last"
+            warn_of(context.round, "centres", new, len(context.available), reason)
             centres = {k: centres_RD for k, centres_RD in centres.items() if k not in unusable}
         # As many as if all clients had found as many as the one with most: no client ends a run by having few.
         number = len(context.available) * max(map(len, centres.values()), default=0)

@@ -45,8 +45,8 @@ def listed(file: Path) -> str | None:
     """
     folder = file.parent.parent if file.parent.name == _INSIDE else file.parent
     try:
-        told = os.lstat(folder / LIST)
-        return _read(folder / LIST, (told.st_mtime_ns, told.st_size, told.st_ino)).get(file.relative_to(folder).as_posix())
+        stat = os.lstat(folder / LIST)
+        return _read(folder / LIST, (stat.st_mtime_ns, stat.st_size, stat.st_ino)).get(file.relative_to(folder).as_posix())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -109,7 +109,7 @@ def read(
     except FedFacetError:
         raise
     except Exception as error:  # whatever damage makes of the readers of several libraries
-        fault = _told(error)
+        fault = _fault_of(error)
     else:
         if fault is None:
             return value
@@ -295,7 +295,7 @@ def each_row_of(file: Path) -> Iterator[dict[str, str]]:
     try:
         yield from _rows(read(file, bytes))
     except (ValueError, csv.Error) as error:
-        raise CheckpointError(f"Expected {file} to be a table of the run, but {_told(error)}: bring it back.") from None
+        raise CheckpointError(f"Expected {file} to be a table of the run, but {_fault_of(error)}: bring it back.") from None
 
 
 def _rows(content: bytes) -> Iterator[dict[str, str]]:
@@ -327,8 +327,8 @@ def _of_a_run_under_way(file: Path, content: bytes) -> tuple[bytes, str | None]:
     last = file.parent / "checkpoints" / "last.ckpt"
     if file.suffix != ".csv" or not last.is_file():
         return content, None
-    told = last.stat()
-    if not (record := _records(last, (told.st_mtime_ns, told.st_size, told.st_ino)).get(file.name)):
+    status = last.stat()
+    if not (record := _records(last, (status.st_mtime_ns, status.st_size, status.st_ino)).get(file.name)):
         return content, None
     if hashlib.sha256(content[: record["bytes"]]).hexdigest() != record["sha256"]:
         return content, f"it does not begin with the {record['rows']} rows that {last} tells of"
@@ -349,7 +349,7 @@ def _records(last: Path, written: tuple[int, int, int]) -> Mapping[str, Any]:
     return {name: one for name, one in kept if isinstance(one, dict) and one.keys() == {"rows", "bytes", "sha256"}}
 
 
-def _told(error: Exception) -> str:
+def _fault_of(error: Exception) -> str:
     """Return what is wrong with a file, without commands to a terminal."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
