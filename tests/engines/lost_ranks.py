@@ -14,9 +14,9 @@ import torch
 from fedfacet import state
 from fedfacet.build import build
 from fedfacet.config import compose_job
-from fedfacet.engines import distributed
 from fedfacet.engines.distributed import DistributedEngine
 from fedfacet.engines.sequential import SequentialEngine
+from fedfacet.parallel import worker
 from fedfacet.parallel.ranks import Ranks
 from fedfacet.types import Broadcast, ClientTask
 
@@ -84,7 +84,7 @@ def main():
     if rank == 2:
         DistributedEngine._combine = die
     if rank == 3:
-        distributed.predict = die
+        worker.predict = die
     run.engine.share()
     run.engine.serve()
     os._exit(0)
