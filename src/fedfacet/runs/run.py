@@ -73,8 +73,8 @@ class Run:
         """
         if "best_model_digest" not in self.summary or not is_there(self.folder / "model" / "best.safetensors"):
             raise CheckpointError(
-                f"Expected the model of the best round, but {self.folder / 'model'} has none: the run has not ended, measures "
-                "no validation samples, or an earlier version began it. Use `model`, or run again."
+                f"Expected the model of the best round, but {self.folder / 'model'} has none: end the run by "
+                "resume(), or start one that measures validation samples."
             )
         return self._model("best.safetensors", "best_model_digest")
 
