@@ -1,5 +1,6 @@
 """A run as an object, for Python: ``fedfacet.train("selector=uniform")`` and ``fedfacet.load_run(folder)``."""
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,20 @@ class Run:
 
     folder: Path
     trust: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return one line: the folder, how many rounds there are, and how the run ended."""
+        try:
+            if not (summary := self.summary):
+                return f"Run({str(self.folder)!r}, {len(self.metrics)} rounds, not ended)"
+        except FedFacetError:  # a damaged file; a debugger must be able to show the run
+            return f"Run({str(self.folder)!r})"
+        best = f", round {summary['best']['round']} is the best by validation" if summary.get("best") else ""
+        return f"Run({str(self.folder)!r}, {summary['rounds']} rounds, {summary['status']}{best})"
+
+    def _repr_html_(self) -> str:
+        """Return the line, for notebooks."""
+        return f"<code>{html.escape(repr(self))}</code>"
 
     @property
     def config(self) -> DictConfig:
