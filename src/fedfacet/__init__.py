@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return sorted({*globals(), *_listed()})
+    return sorted({"__version__", *_listed()})
 
 
 @functools.cache

@@ -60,6 +60,8 @@ def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine:
     clients, parts = _clients(config, data, privacy)
     adapter, frozen = _adapter(config), clients.program.frozen_digest
     settings = plain(config)
+    model = getattr(clients.objective, "model", clients.objective)
+    parameters = _parameters(model)
     facts = {
         "run_dir": run_dir,
         "run_config": settings,
@@ -73,11 +75,11 @@ def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine:
         "num_attributes": data.dataset.num_attributes,
         "rounds": config.federation.rounds,
         "trains_on": str(clients.device),
-        "facts": _facts(config, of_server.get("partition_digest", data.partition.digest), clients.device, engine),
+        "parameters": parameters,
+        "facts": _facts(config, of_server.get("partition_digest", data.partition.digest), clients.device, engine)
+        | {"parameters": parameters},
         "model_config": settings["model"] | _model_facts(data) | (_base_facts(config, frozen) if frozen else {}),
-        "export": None
-        if adapter is None or adapter.export is None
-        else functools.partial(adapter.export, getattr(clients.objective, "model", clients.objective)),
+        "export": None if adapter is None or adapter.export is None else functools.partial(adapter.export, model),
     }
     return assemble(
         clients,
@@ -361,6 +363,12 @@ def _facts(config: DictConfig, partition_digest: str, device: torch.device, engi
         | {name: version(name) for name in ("torch", "torchvision", "lightning", "numpy")},
         "git_commit": _git_commit(Path(__file__)),
     }
+
+
+def _parameters(model: nn.Module) -> dict[str, int]:
+    """Return how many parameters a model has, and how many of them are trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return {"trainable": sum(size for size, trained in sizes if trained), "total": sum(size for size, _ in sizes)}
 
 
 def _cpu() -> str:

@@ -70,6 +70,10 @@ class Federation(Server):
         self.rounds = rounds
         self.state = self._first_state()
 
+    def __repr__(self) -> str:
+        """Return one line with counts."""
+        return f"Federation({self.num_clients} clients, {self.cohort_size} a round, {self.state.round} of {self.rounds} rounds)"
+
     run_round = run_round
 
     def _first_state(self) -> FederationState:

@@ -139,6 +139,11 @@ def test_a_line_says_what_is_trained(run, changes, device, line, caplog):
     assert [line.split("  ")[0] for line in lines[1:]] == ["round 1/2", "round 2/2"]
 
 
+def test_the_line_has_the_number_of_parameters(run):
+    line = run(1, run_config={"choices": CHOICES}, parameters={"trainable": 1200, "total": 34567}).splitlines()[0]
+    assert "  parameters 1,200 trainable, 34,567 total  seed" in line
+
+
 def test_on_a_narrow_terminal_that_line_breaks_between_words(tiny_federation, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")

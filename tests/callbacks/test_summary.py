@@ -107,9 +107,10 @@ def test_whoever_may_read_the_summary_may_read_the_model(run, tmp_path, umask):
         run([(0.1, 0.1, 0.1)])
     finally:
         os.umask(before)
-    files = [tmp_path / name for name in ("summary.json", "model/model.safetensors", "model/config.json")]
-    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o666 & ~umask] * 3
-    assert {file.name for file in (tmp_path / "model").iterdir()} == {"model.safetensors", "config.json"}
+    in_model = {"model.safetensors", "best.safetensors", "config.json"}
+    files = [tmp_path / "summary.json", *(tmp_path / "model" / name for name in in_model)]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o666 & ~umask] * 4
+    assert {file.name for file in (tmp_path / "model").iterdir()} == in_model
 
 
 def test_an_interrupted_run_says_so_and_exports_no_model(run, tmp_path):

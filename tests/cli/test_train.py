@@ -23,7 +23,7 @@ FILES = {
     ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "config.yaml", "metrics.csv", "timing.csv",
     "summary.json", "partition.json", "partition.png", "curves.png", "selection.png", "checkpoints/last.ckpt",
     "checkpoints/previous.ckpt", "model/model.safetensors", "model/config.json", "train.log", "SHA256SUMS", "heterogeneity.csv",
-    "disclosures.csv",
+    "disclosures.csv", "model/best.safetensors",
 }  # fmt: skip
 
 
@@ -48,7 +48,10 @@ def finished(start_in, tmp_path_factory):
 
 def test_the_run_folder_is_complete_and_nothing_lies_beside_it(finished):
     run, _ = finished
-    assert {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()} == FILES
+    assert {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()} == {
+        *FILES,
+        f"checkpoints/best_{summary_of(run)['best']['round']:06d}.safetensors",
+    }
     assert [path for path in run.parent.iterdir() if not re.fullmatch(r"\.\d+\.(out|err)", path.name)] == [run]
 
 
@@ -57,7 +60,8 @@ def test_into_a_pipe_it_prints_plain_lines_and_the_table(finished):
     summary = summary_of(run)
     said, *lines = result.err.splitlines()
     assert said == (
-        "dataset digits  partition gsc  clients 24, 9 a round  model small_cnn  selector feddiverse  aggregator fedavgm  seed 0"
+        "dataset digits  partition gsc  clients 24, 9 a round  model small_cnn  selector feddiverse  aggregator fedavgm"
+        f"  parameters {summary['parameters']['trainable']:,} trainable, {summary['parameters']['total']:,} total  seed 0"
         f"  engine sequential on {'cuda' if torch.cuda.is_available() else 'cpu'}"
     )
     plain = r"round \d/6  clients \d+/\d+  average [\d.]+ %  worst group [\d.]+ %  time left \d+:\d\d"

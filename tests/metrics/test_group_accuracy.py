@@ -1,11 +1,14 @@
 import itertools
 import pickle
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 from fairlearn.metrics import MetricFrame
 from sklearn.metrics import accuracy_score
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
 
 from fedfacet.metrics.group_accuracy import AdjustedAccuracy, GroupAccuracy, WorstGroupAccuracy
 from fedfacet.metrics.group_counts import count_groups
@@ -228,3 +231,22 @@ def test_its_state_is_not_part_of_a_checkpoint():
     """A LightningModule's state_dict stays the bare model with a metric inside."""
     for metric in metrics():
         assert metric.state_dict() == {}
+
+
+@pytest.mark.parametrize(("kind", "curves"), [(WorstGroupAccuracy, 1), (GroupAccuracy, 4)])
+def test_a_value_and_values_over_steps_are_plotted(kind, curves):
+    metric = kind(2, 2)
+    labels = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 0]), torch.tensor([0, 1, 1, 1])
+    values = [metric(*labels), metric(*labels)]
+    for (figure, axes), steps in ((metric.plot(), 1), (metric.plot(values), 2)):
+        assert [len(line.get_xdata()) for line in axes.lines] == [steps] * curves
+        drawn = np.array([line.get_ydata()[-1] for line in axes.lines])
+        np.testing.assert_allclose(drawn, metric.compute().flatten().numpy())
+        plt.close(figure)
+
+
+def test_a_collection_with_a_metric_of_torchmetrics_takes_names():
+    """As docs/from_python.md says: by position, each metric would get the attribute."""
+    metrics = MetricCollection([WorstGroupAccuracy(2, 2), MulticlassAccuracy(2)])
+    y = torch.tensor([0, 1, 1])
+    assert set(metrics(preds=y, target=y, attribute=torch.tensor([0, 1, 0]))) == {"WorstGroupAccuracy", "MulticlassAccuracy"}

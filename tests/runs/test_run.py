@@ -28,6 +28,11 @@ def test_a_run_by_python_is_the_run_by_the_command(start_script, tmp_path):
     assert run.metrics == other.metrics
     assert (run.config.choices.selector, run.metrics[-1]["round"], len(run.metrics[0]["cohort"])) == ("uniform", 2, 9)
     assert state.digest(run.model.state_dict()) == run.summary["model_digest"]
+    network = run.model
+    size = sum(parameter.numel() for parameter in network.parameters())
+    assert run.summary["parameters"] == {"trainable": size, "total": size}
+    assert state.digest(run.best_model.state_dict()) == run.summary["best_model_digest"]
+    assert repr(run) == f"Run('ours', 2 rounds, finished, round {run.summary['best']['round']} is the best by validation)"
     assert other.resume("federation.rounds=3").summary["rounds"] == 3
     with pytest.raises(CheckpointError, match="all its 3 rounds are done"):
         other.resume()

@@ -42,6 +42,7 @@ class Progress(Callback):
         run_config: the run's resolved configuration.
         trains_on: the device, as torch calls it.
         num_attributes: A; where it is 1, the groups are called classes.
+        parameters: of the model, ``"trainable"`` and ``"total"``; left out of the line where it is ``None``.
     """
 
     rounds: int
@@ -49,6 +50,7 @@ class Progress(Callback):
     run_config: Mapping[str, Any] | None = None
     trains_on: str = "cpu"
     num_attributes: int = 2
+    parameters: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         self._choices: Mapping[str, Any] = (self.run_config or {}).get("choices") or {}
@@ -64,7 +66,7 @@ class Progress(Callback):
     def on_fit_start(self, federation: Federation) -> None:
         """Say what is trained, and open the bar."""
         if self._choices:
-            line = _what_is_trained(federation, self._choices, self.trains_on)
+            line = _what_is_trained(federation, self._choices, self.trains_on, self.parameters)
             log.info(line)
             # A terminal would break it within words.
             width = shutil.get_terminal_size().columns if _on_a_terminal() else len(line)
@@ -130,7 +132,9 @@ def _on_a_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()  # a daemon may have none
 
 
-def _what_is_trained(federation: Federation, choices: Mapping[str, Any], trains_on: str) -> str:
+def _what_is_trained(
+    federation: Federation, choices: Mapping[str, Any], trains_on: str, parameters: Mapping[str, int] | None
+) -> str:
     """Return the chosen options and the size of the federation, by their names on the command line where they have some."""
     cohort = "" if choices["selector"] == "all" else f", {federation.cohort_size} a round"
     unusual = (group for group, usual in _UNSAID.items() if choices.get(group, usual) != usual)
@@ -139,6 +143,7 @@ def _what_is_trained(federation: Federation, choices: Mapping[str, Any], trains_
             *(f"{group} {choices[group]}" for group in ("dataset", "partition")),
             f"clients {federation.num_clients}{cohort}",
             *(f"{group} {choices[group]}" for group in ("model", "selector", "aggregator", *unusual)),
+            *([f"parameters {parameters['trainable']:,} trainable, {parameters['total']:,} total"] if parameters else []),
             f"seed {federation.seed}",
             f"engine {choices['engine']} on {trains_on}",
         ]

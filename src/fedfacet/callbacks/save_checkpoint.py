@@ -10,7 +10,8 @@ from fedfacet.arguments import check_choice, check_whole
 from fedfacet.callbacks.base import Callback
 from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
-from fedfacet.storage import checkpoint, tensors
+from fedfacet.records import FederationState
+from fedfacet.storage import best_models, checkpoint, tensors
 from fedfacet.storage.atomic_write import place, sync
 from fedfacet.storage.client_memory import ClientMemory
 
@@ -21,7 +22,8 @@ class SaveCheckpoint(Callback):
     The one before stays as ``checkpoints/previous.ckpt``, from which a run goes on where the last one is damaged. What clients
     keep for themselves lies in ``clients/memory/``: a client's file is written when its memory has changed, and removed when no
     checkpoint refers to it. With ``keep="all"`` each state also stays as ``checkpoints/round_<number>.ckpt``, so that any round
-    can be run again by itself, as ``describe.py decomposition=`` does.
+    can be run again by itself, as ``describe.py decomposition=`` does. The models of earlier best rounds are removed as soon as
+    neither of the two refers to them.
 
     Args:
         run_config: the resolved configuration, saved along so that a resumed run can be held to it.
@@ -42,6 +44,7 @@ class SaveCheckpoint(Callback):
         self._memory = ClientMemory(run_dir)
         self._packed: tensors.Packed = {}
         self._memory_of: dict[str, str] = {}
+        self._best_of: dict[str, int] = {}
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
 
@@ -49,6 +52,7 @@ class SaveCheckpoint(Callback):
         """Save the state before the first round, or note what is saved already."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._saved_round = federation.state.round
+        self._best_of[checkpoint.LAST] = _best_round(federation.state)
         if federation.state.round == 0:
             self._save(federation)
             self._wait()
@@ -74,7 +78,7 @@ class SaveCheckpoint(Callback):
         memory, files = self._memory.pack(federation.state.memory)
         content = checkpoint.dumps(federation.state, self.run_config, memory, self._packed)
         self._wait()
-        self._written = self._writer.submit(self._write, federation.state.round, content, memory, files)
+        self._written = self._writer.submit(self._write, federation.state, content, memory, files)
         self._saved_round = federation.state.round
 
     def _wait(self) -> None:
@@ -83,19 +87,28 @@ class SaveCheckpoint(Callback):
         if written is not None:
             written.result()
 
-    def _write(self, round: int, content: memoryview, memory: str, files: Mapping[str, bytes]) -> None:
+    def _write(self, state: FederationState, content: memoryview, memory: str, files: Mapping[str, bytes]) -> None:
         """Write a checkpoint after all that it refers to, and remove what none refers to any more."""
         for table in self.run_dir.glob("*.csv"):
             sync(table)
         self._memory.write(files)
-        if round and self.path.exists():
+        if state.round and self.path.exists():
             place(self.path, self.path.with_name(checkpoint.PREVIOUS))
             self._memory_of[checkpoint.PREVIOUS] = self._memory_of.get(checkpoint.LAST, "")
+            self._best_of[checkpoint.PREVIOUS] = self._best_of[checkpoint.LAST]
         paths = [self.path]
         if self.keep == "all":  # before the other, which a resumed run goes by
-            paths.insert(0, self.path.with_name(f"round_{round:06d}.ckpt"))
+            paths.insert(0, self.path.with_name(f"round_{state.round:06d}.ckpt"))
         for path in paths:
             checkpoint.write(path, content)
             self._memory_of[path.name] = memory
         sync(self.path.parent)
         self._memory.keep_only(self._memory_of.values())
+        self._best_of[checkpoint.LAST] = _best_round(state)
+        best_models.keep_only(self.run_dir, set(self._best_of.values()), state.round)
+
+
+def _best_round(state: FederationState) -> int:
+    """Return the best round that a state knows, 0 where there is none."""
+    best = state.callbacks.get("summary", {}).get("best")
+    return best["round"] if best else 0

@@ -1,23 +1,29 @@
-"""The run in one small file, and the final model for others to use."""
+"""The run in one small file, and the final and the best model for others to use."""
 
+import logging
 import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.personal_memory import all_layers
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
 from fedfacet.records import RoundResult
-from fedfacet.storage.atomic_write import atomic_write, json_text
+from fedfacet.storage import best_models
+from fedfacet.storage.atomic_write import atomic_write, json_text, place
 from fedfacet.storage.dealt import MANY
 from fedfacet.types import State
+
+log = logging.getLogger(__name__)
 
 BYTES_PER_FLOAT = 4
 
@@ -35,6 +41,7 @@ class Summary(Callback):
 
     The best round is the one with the highest validation worst-group accuracy, ties by validation average, then the earliest;
     the test set never chooses. Where only clients measure (``federated_evaluate``), what they hold out takes both places.
+    The model of that round is exported as ``model/best.safetensors``; it is written only in a round that is the best so far.
 
     Args:
         facts: what is known before the first round (seed, partition digest, versions, hardware, ...), JSON-able.
@@ -77,12 +84,16 @@ class Summary(Callback):
             self.final = {"round": result.round, **measured}
         if (rank := _rank(measured)) is not None and (self.best is None or rank > (_rank(self.best) or rank)):
             self.best = {"round": result.round, **measured}
+            # Before any checkpoint that refers to it.
+            best_models.write(self.run_dir, result.round, all_layers(federation.state.model, federation.state.memory))
+            if not any(isinstance(part, SaveCheckpoint) for part in federation.callbacks.values()):
+                best_models.keep_only(self.run_dir, {result.round}, result.round)
 
     def on_fit_end(self, federation: Federation, status: str) -> None:
         """Write the files."""
         if status == "failed":
             return
-        model = all_layers(federation.state.model, federation.state.memory)
+        model, best_digest = all_layers(federation.state.model, federation.state.memory), ""
         if status == "finished":
             folder = self.run_dir / "model"
             folder.mkdir(exist_ok=True)
@@ -92,6 +103,7 @@ class Summary(Callback):
             shutil.copymode(folder / "config.json", folder / "model.safetensors")
             if self.export is not None:
                 self.export(federation.state.model, folder / "adapter")
+            best_digest = self._export_best(folder / "best.safetensors")
         summary = {
             "status": status,
             "rounds": federation.state.round,
@@ -102,6 +114,7 @@ class Summary(Callback):
             **self.totals,
             **{one.slot: entry for one in federation.mechanisms if (entry := one.summary(federation.state))},
             "model_digest": state.digest(model),
+            **({"best_model_digest": best_digest} if best_digest else {}),
             **({"frozen_digest": federation.state.frozen_digest} if federation.state.frozen_digest else {}),
             "data_digest": federation.state.data_digest,
             **_participation(federation.state.participation_counts),
@@ -109,6 +122,23 @@ class Summary(Callback):
             **self.facts,
         }
         _write_json(self.run_dir / "summary.json", summary)
+
+    def _export_best(self, file: Path) -> str:
+        """Export the best model, and return its digest; empty where there is none."""
+        file.unlink(missing_ok=True)  # of a run that had ended, and was resumed
+        if self.best is None:
+            return ""
+        kept = best_models.path_of(self.run_dir, self.best["round"])
+        try:
+            digest = state.digest(load_file(kept))
+        except (OSError, SafetensorError):
+            log.warning(
+                "Expected %s, the model of the best round, but it is missing or damaged: there is no model/best.safetensors.",
+                kept,
+            )
+            return ""
+        place(kept, file)
+        return digest
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last and the best round and the totals."""

@@ -97,6 +97,14 @@ class Dataset:
                 "the images' `mean` and `std`."
             )
 
+    def __repr__(self) -> str:
+        """Return one line with counts."""
+        val = "" if self.val is None else f"{len(self.val)} validation, "
+        return (
+            f"Dataset({len(self.train)} training, {val}{len(self.test)} test samples, {self.num_classes} classes, "
+            f"{self.num_attributes} attribute values)"
+        )
+
     @property
     def num_classes(self) -> int:
         """Y."""

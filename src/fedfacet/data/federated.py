@@ -38,6 +38,18 @@ class FederatedData:
     server: ServerData | None = None
     held_out_clients: HeldOutClients | None = None
 
+    def __repr__(self) -> str:
+        """Return one line with counts."""
+        dataset, clients = self.dataset, [len(indices) for indices in self.partition.indices]
+        return (
+            f"FederatedData({len(clients)} clients with {sum(clients)} samples, {len(self.val)} validation samples, "
+            f"{len(dataset.test)} test samples, {dataset.num_classes} classes, {dataset.num_attributes} attribute values)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the line, for notebooks."""
+        return f"<code>{self!r}</code>"
+
     @property
     def pooled(self) -> "FederatedData":
         """The same data in the hands of one client, who also measures with what all clients hold out; held-out clients stay."""

@@ -18,6 +18,7 @@ class GroupMetric(Metric):
 
     is_differentiable = False
     higher_is_better = True
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
     full_state_update = False
     correct: Tensor
     total: Tensor
@@ -50,6 +51,22 @@ class GroupMetric(Metric):
         """Add counts that were made elsewhere (on a client, say), each of shape (Y * A,)."""
         self._update_count += 1  # torchmetrics warns of values computed before any update
         self._add(correct, total)
+
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
+        """Plot the value, or several values over steps, as the metrics of torchmetrics do; a line or a point per group.
+
+        Args:
+            val: of ``compute`` or ``forward``, by default what ``compute`` returns now.
+            ax: matplotlib's axes, by default new ones.
+
+        Returns:
+            The figure and its axes.
+        """
+        values = self.compute() if val is None else val
+        flat = values.flatten() if isinstance(values, Tensor) else [value.flatten() for value in values]
+        if isinstance(flat, Tensor):
+            return self._plot(flat[0] if len(flat) == 1 else flat, ax)
+        return self._plot([value[0] if len(value) == 1 else value for value in flat], ax)
 
     def _add(self, correct: Tensor, total: Tensor) -> None:
         self.correct += correct

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Of what a run folder has, what is named first; a folder stands for what is in it, but for these two.
 FIRST = (
     "metrics.csv", "timing.csv", "summary.json", "partition.json", "partition.png", "curves.png", "selection.png",
-    "checkpoints/last.ckpt", "model/model.safetensors", "config.yaml", "train.log",
+    "checkpoints/last.ckpt", "model/model.safetensors", "model/best.safetensors", "config.yaml", "train.log",
 )  # fmt: skip
 
 MAX_GROUPS = 12  # more than these are not shown one by one
@@ -80,6 +80,10 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
         if any(key in measured for _, measured in rounds):
             add(name, sizes.get(name), key)
     print_table(console, table)
+    if summary.get("best_model_digest"):
+        best, key = summary["best"], "val/acc_worst_group" if "val/acc" in summary["best"] else "holdout/acc_worst_group"
+        told = f"best model  model/best.safetensors, of round {best['round']} ({key} {_percent(best[key])} %)"
+        console.print(told, soft_wrap=True)
     console.print(f"run folder  {run_dir}", soft_wrap=True)
     for output in _outputs(run_dir):
         console.print(f"  {output}", soft_wrap=True)

@@ -1,5 +1,6 @@
 """A run as an object, for Python: ``fedfacet.train("selector=uniform")`` and ``fedfacet.load_run(folder)``."""
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,20 @@ class Run:
     folder: Path
     trust: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return one line: the folder, how many rounds there are, and how the run ended."""
+        try:
+            if not (summary := self.summary):
+                return f"Run({str(self.folder)!r}, {len(self.metrics)} rounds, not ended)"
+        except FedFacetError:  # a damaged file; a debugger must be able to show the run
+            return f"Run({str(self.folder)!r})"
+        best = f", round {summary['best']['round']} is the best by validation" if summary.get("best") else ""
+        return f"Run({str(self.folder)!r}, {summary['rounds']} rounds, {summary['status']}{best})"
+
+    def _repr_html_(self) -> str:
+        """Return the line, for notebooks."""
+        return f"<code>{html.escape(repr(self))}</code>"
+
     @property
     def config(self) -> DictConfig:
         """The resolved configuration."""
@@ -58,24 +73,44 @@ class Run:
             CheckpointError: if the run has not ended, a file is damaged, or names code that is not trusted, or if its weights
                 are not of one network, as with clients' own layers, or if a frozen base would have to be fetched.
         """
+        if not is_there(self.folder / "model" / "model.safetensors"):
+            raise CheckpointError(
+                f"Expected a run that has ended, but {self.folder / 'model'} has no model: go on with it by resume()."
+            )
+        return self._model("model.safetensors", "model_digest")
+
+    @property
+    def best_model(self) -> "nn.Module":
+        """The network with the weights of the best round by validation, which ``summary["best"]`` describes.
+
+        Raises:
+            CheckpointError: as ``model``, and if the run has no best round.
+        """
+        if "best_model_digest" not in self.summary or not is_there(self.folder / "model" / "best.safetensors"):
+            raise CheckpointError(
+                f"Expected the model of the best round, but {self.folder / 'model'} has none: end the run by "
+                "resume(), or start one that measures validation samples."
+            )
+        return self._model("best.safetensors", "best_model_digest")
+
+    def _model(self, name: str, digest_name: str) -> "nn.Module":
+        """Return the network with the weights of a file, which ``summary.json`` knows by a digest."""
         from safetensors.torch import load  # torch loads here
 
         from fedfacet import state
 
         folder = self.folder / "model"
-        if not is_there(folder / "model.safetensors"):
-            raise CheckpointError(f"Expected a run that has ended, but {folder} has no model: go on with it by resume().")
         model, base = self._network(folder / "config.json")
         frozen = {name: tensor for name, tensor in model.state_dict().items() if name not in state.travelling(model)}
         if base and state.digest(frozen) != base["digest"]:
             raise CheckpointError(
                 f"Expected the frozen weights that the run was trained on, but making the model of {folder / 'config.json'} "
-                "gives others, since nothing is fetched: make it yourself, and load model.safetensors into it."
+                f"gives others, since nothing is fetched: make it yourself, and load {name} into it."
             )
-        weights = read(folder / "model.safetensors", load, _MOST_BYTES)
-        if self.summary.get("model_digest", digest := state.digest(weights)) != digest:
+        weights = read(folder / name, load, _MOST_BYTES)
+        if self.summary.get(digest_name, digest := state.digest(weights)) != digest:
             raise CheckpointError(
-                f"Expected {folder / 'model.safetensors'} to hold the model that summary.json tells of, but it holds another: "
+                f"Expected {folder / name} to hold the model that summary.json tells of, but it holds another: "
                 "bring the file back, or go on by resume() where the run has gone on since and was stopped."
             )
         try:
@@ -83,7 +118,7 @@ class Run:
         except (RuntimeError, AttributeError, TypeError):
             raise CheckpointError(
                 f"Expected the weights of one {type(model).__name__}, but {folder} holds others, as where clients keep layers "
-                "to themselves: read model.safetensors itself."
+                f"to themselves: read {name} itself."
             ) from None
         return model
 
