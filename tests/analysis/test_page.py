@@ -214,7 +214,7 @@ def test_groups_clients_settings_and_digests(logs):
     assert page.table("test/acc_group in percent") == [
         ["group", "feddiverse", "uniform"],
         ["cat, indoors", "70.00 ± 5.00", "72.00 ± 5.00"],
-        ["cat, outdoors", "35.00 ± 2.50", "36.00 ± 2.50"],
+        ["cat, outdoors", "35.00 ± 2.50 (worst)", "36.00 ± 2.50 (worst)"],
     ]
     counts = page.table("In how many rounds")
     assert counts[0] == ["client", "type", "feddiverse", "uniform"]

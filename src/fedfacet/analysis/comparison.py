@@ -11,7 +11,7 @@ from fedfacet.analysis.notes import listed
 from fedfacet.analysis.paired import LEVEL, PairedDifference, holm, paired_difference, smallest_p
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.study import Study, caption_of, group_runs, ordered, places_of
-from fedfacet.analysis.writers import Marked, Table, told_apart
+from fedfacet.analysis.writers import Table, told_apart
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
 from fedfacet.plots.figure import BLUE, VERMILION, saved_panels
@@ -72,7 +72,7 @@ class Comparison:
                 *(f"{p:.2g}" for p in (line.p, line.p_corrected)),
                 f"{found.seeds_needed:.0f}" if math.isfinite(found.seeds_needed) else "-",
             ]
-            rows.append([*cells, Marked(verdict, "bold") if line.significant else verdict])
+            rows.append([*cells, verdict])
             numbers.append((
                 *(line.row, line.column, line.at, self.baseline, found.n, " ".join(map(str, line.seeds)), found.mean),
                 *(found.std, *found.t_interval, *found.bootstrap_interval, found.p_t, found.p_permutation),

@@ -297,11 +297,10 @@ def meaning_of(
     rules = MOMENTS | {"last": f"{MOMENTS['last']} ({last})"}
     rule = "; ".join(f"{moment}: {rules[moment]}" for moment in moments) if len(moments) > 1 else rules[moments[0]]
     what = " and ".join(named(runs, metric, "`") + (" in percent" if in_percent(metric) else "") for metric in metrics)
-    best = f"Per column, the best ({'lowest' if lower_is_better else 'highest'}) is bold, the second underlined."
     sentences = [
         f"{what}, {rule}.",
         *([] if std is None else [f"Mean ± {std} standard deviation over seeds, number of seeds in parentheses."]),
-        *([] if lower_is_better is None else [best]),
+        *(["Lower is better."] if lower_is_better else []),
     ]
     return " ".join(sentences)
 

@@ -13,17 +13,28 @@ from fedfacet.analysis.writers import Marked, Table
 
 PAPER = "paper"  # the `at` of a column with a paper's numbers
 
+_BOLD = (
+    "Bold: the best of its column, where it is significantly better than each other row (sign-flip test paired by seed, "
+    "Holm-corrected p < 0.05). Underlined: the second of such a column."
+)
+_NOT_BOLD = (
+    "Nothing is bold: no column's best is significantly better than each other row (sign-flip test paired by seed, "
+    "Holm-corrected p < 0.05). It takes six seeds or more."
+)
+_FEWEST_SEEDS = 6  # with fewer, no p-value of the sign-flip test is below 0.05
+
 
 class Cell(NamedTuple):
     """One metric over the seeds of one setting, in the table's unit.
 
     ``mean`` is NaN where a seed has no value or there is no seed, ``std`` below two seeds. ``seeds`` ascend; they are empty
-    where no run measured the metric.
+    where no run measured the metric. ``values`` are those of the seeds, in their order; a paper's number has none.
     """
 
     mean: float
     std: float
     seeds: tuple[int, ...]
+    values: tuple[float, ...] = ()
 
     def told(self, percent: bool) -> str:
         """Return the mean, and the standard deviation where there is one."""
@@ -67,14 +78,15 @@ class Means:
         heads = [f"{column.name}, {column.at}" if several else column.name for column in self.columns]
         lines: list[list[str | Marked]] = [[row] for row in self.rows]
         numbers: list[Sequence[Any]] = [("row", "column", "mean", "std", "n", "seeds", "at")]
+        compared = []
         for column in self.columns:
             # Ranks follow the printed digits: what looks equal is marked equal.
             means = {row: _printed(self.cells[row, column].mean, self.percent) for row in self.rows}
             lower_is_better = self.lower_is_better if column.lower_is_better is None else column.lower_is_better
             ranks = sorted({float(mean) for mean in means.values() if mean != "nan"}, reverse=not lower_is_better)
-            # A lone number, or one that all rows share, has won against nobody.
-            won = len(ranks) > 1 and lower_is_better is not None
-            marks = dict(zip(ranks, ("bold", "underlined"), strict=False)) if won else {}
+            leads = None if lower_is_better is None else _leads([self.cells[row, column] for row in self.rows], lower_is_better)
+            compared += [] if leads is None else [leads]
+            marks = dict(zip(ranks, ("bold", "underlined"), strict=False)) if leads else {}
             for line, (row, mean) in zip(lines, means.items(), strict=True):
                 cell = self.cells[row, column]
                 text, rest = cell.told(self.percent), "" if column.at == PAPER else f" ({len(cell.seeds)})"
@@ -91,7 +103,24 @@ class Means:
                 number = "" if column.at == PAPER else len(cell.seeds)
                 numbers.append((row, column.name, *values, number, " ".join(map(str, cell.seeds)), column.at))
         label = f"{self.metric} by {self.corner}"
-        return Table(self.caption, [self.corner, *heads], lines, notes=self.notes, label=label, numbers=numbers)
+        notes = (*self.notes, *([_BOLD if any(compared) else _NOT_BOLD] if compared else []))
+        return Table(self.caption, [self.corner, *heads], lines, notes=notes, label=label, numbers=numbers)
+
+
+def _leads(cells: Sequence[Cell], lower_is_better: bool) -> bool | None:
+    """Tell whether the best of a column is significantly better than each other row; ``None`` where there are no two rows."""
+    rows = [dict(zip(cell.seeds, cell.values, strict=True)) for cell in cells if cell.values and math.isfinite(cell.mean)]
+    if len(rows) < 2:
+        return None
+    best, *others = sorted(rows, key=lambda row: statistics.fmean(row.values()), reverse=not lower_is_better)
+    shared = [sorted(best.keys() & other.keys()) for other in others]
+    if min(map(len, shared)) < _FEWEST_SEEDS:
+        return False
+    from fedfacet.analysis.paired import LEVEL, holm, sign_flip_p  # late: it loads torch
+
+    pairs = zip(shared, others, strict=True)
+    p_values = [sign_flip_p([best[seed] for seed in seeds], [other[seed] for seed in seeds]) for seeds, other in pairs]
+    return all(p < LEVEL for p in holm(p_values))
 
 
 def make_table(runs: Sequence[Run], **asked: Any) -> Means:
@@ -141,7 +170,7 @@ def cell_of(values: Sequence[float], seeds: Sequence[int], std: str) -> Cell:
     # The statistics module cannot take the deviation of infinities or NaN.
     if len(values) > 1 and all(map(math.isfinite, values)):
         spread = statistics.pstdev(values) if std == "population" else statistics.stdev(values)
-    return Cell(statistics.fmean(values) if values else math.nan, spread, tuple(seeds))
+    return Cell(statistics.fmean(values) if values else math.nan, spread, tuple(seeds), tuple(values))
 
 
 def _printed(value: float, percent: bool) -> str:
