@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedfacet.analysis.notes import listed
 from fedfacet.analysis.paired import LEVEL, PairedDifference, holm, paired_difference, smallest_p
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study, caption_of, group_runs, ordered, places_of
+from fedfacet.analysis.study import Study, caption_of, group_runs, ordered, places_of, when_of
 from fedfacet.analysis.writers import Table, told_apart
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
@@ -19,6 +19,7 @@ from fedfacet.plots.figure import BLUE, VERMILION, saved_panels
 FEWEST_PAIRED = 5
 """Seeds that two settings share where they are compared unasked; fewer say next to nothing."""
 
+_TESTS = {"permutation": "sign-flip permutation test", "t": "paired t test"}
 _VERDICTS = {"better": BLUE, "worse": VERMILION, "not significant": "0.55"}
 _WIDE = 5.0
 """A line whose interval is so many times as long as the median of its panel would make the others unreadable."""
@@ -54,6 +55,7 @@ class Comparison:
     lines: tuple[Line, ...]
     caption: str
     notes: tuple[str, ...]
+    title: str
 
     def verdict(self, line: Line) -> str:
         """Return ``better``, ``worse`` or ``not significant``."""
@@ -67,7 +69,7 @@ class Comparison:
         for line in self.lines:
             found, verdict = line.difference, self.verdict(line)
             cells = [
-                *(line.row, line.column, line.at, str(found.n), f"{found.mean:+{unit}}"),
+                *(self.study.row(line.row), self.study.column(line.column), line.at, str(found.n), f"{found.mean:+{unit}}"),
                 *(f"[{low:{unit}}, {high:{unit}}]" for low, high in (found.t_interval, found.bootstrap_interval)),
                 *(f"{p:.2g}" for p in (line.p, line.p_corrected)),
                 f"{found.seeds_needed:.0f}" if math.isfinite(found.seeds_needed) else "-",
@@ -88,7 +90,8 @@ class Comparison:
         )
         label = f"{self.study.metric} against {self.baseline}"
         shown = told_apart(columns, rows, names=3)
-        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=[head, *numbers])
+        numbers = [head, *numbers]
+        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=numbers, title=self.title)
 
 
 def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation", **asked: Any) -> Comparison:
@@ -108,6 +111,7 @@ def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation
     study = Study(runs, **asked)
     groups = study.groups
     heads = ordered({row for row, _ in groups})
+    baseline = next((head for head in heads if study.row(head) == baseline), baseline)
     if baseline not in heads:
         raise ConfigError(f"Expected a row to compare with, but got {baseline!r}: name one of {', '.join(map(repr, heads))}.")
     notes = study.notes()
@@ -131,7 +135,12 @@ def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation
     lines = tuple(Line(*one, p, corrected) for one, p, corrected in zip(compared, p_values, holm(p_values), strict=True))
     notes += _note_on_resolution(lines) if test == "permutation" else _notes_on_no_spread(lines)
     origin = caption_of(study.finished, [study.metric], study.moments, command=study.command)
-    return Comparison(study, baseline, lines, _said_of(test, baseline, lines, study.lower_is_better) + origin, tuple(notes))
+    title = (
+        f"{study.metric_name}, difference from {study.row(baseline)} {when_of(study.finished, study.moments)}, paired by seed, "
+        f"with 95 % intervals and p-values of the {_TESTS[test]}."
+    )
+    said = _said_of(test, baseline, lines, study.lower_is_better)
+    return Comparison(study, baseline, lines, said + origin, tuple(notes), title)
 
 
 def usual_baseline(runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str]) -> str | None:
@@ -170,10 +179,9 @@ def _notes_on_no_spread(lines: Sequence[Line]) -> list[str]:
 
 
 def _said_of(test: str, baseline: str, lines: Sequence[Line], lower_is_better: bool) -> str:
-    tested = "sign-flip permutation test" if test == "permutation" else "paired t test"
     return (
         f"Differences from `{baseline}`, paired by seed. 95 % intervals by Student's t and by the percentile bootstrap. "
-        f"Two-sided p-values of the {tested}, with Holm's correction over "
+        f"Two-sided p-values of the {_TESTS[test]}, with Holm's correction over "
         f"{_lines(sum(not math.isnan(line.p) for line in lines))}; not significant: a corrected p of {LEVEL} or more, "
         f"better: {'lower' if lower_is_better else 'higher'}. Seeds to decide: for a power of 80 % of the t test at this mean "
         "and spread, uncorrected. "
@@ -186,11 +194,12 @@ def _lines(number: int) -> str:
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
     """Draw the comparison as a forest plot into a picture, a panel per column and moment."""
-    panels: dict[str, list[tuple[str, PairedDifference, str]]] = {}
+    study, panels = comparison.study, {}
     for line in comparison.lines:
-        panels.setdefault(f"{line.column}, {line.at}", []).append((line.row, line.difference, comparison.verdict(line)))
-    unit = "percentage points" if comparison.study.percent else comparison.study.metric
-    plot_forest(panels, comparison.baseline, f"difference, {unit}", path)
+        found = (study.row(line.row), line.difference, comparison.verdict(line))
+        panels.setdefault(f"{study.column(line.column)}, {line.at}", []).append(found)
+    unit = "percentage points" if study.percent else study.axis
+    plot_forest(panels, study.row(comparison.baseline), f"difference, {unit}", path)
 
 
 def plot_forest(

@@ -30,6 +30,8 @@ _MOST_ROUNDS = 100
 _MOST_ROWS, _ACROSS = 6, 3
 """Rows of one column that stand below each other, and columns in which more than these stand."""
 
+_TITLE = "How evenly clients were selected, means over seeds."
+
 OVERLAP = (
     "How alike two settings choose: the Jaccard index of their cohorts of the same round and seed, the mean over rounds and "
     "seeds. 1: the same clients, 0: none in common."
@@ -95,7 +97,8 @@ class Selection:
             )
             rounds = [one.coverage for one in runs if one.coverage is not None]
             by = f"{fmean(rounds):.4g}" if len(rounds) == len(runs) else f"{len(rounds)} of {len(runs)} runs"
-            line = [*place, str(len(runs)), f"{clients:.3g}", f"{never:.3g}", by, f"{gini:.3f}", f"{jain:.3f}", f"{gap:.4g}"]
+            heads = self.study.row(place[0]), self.study.column(place[1])
+            line = [*heads, str(len(runs)), f"{clients:.3g}", f"{never:.3g}", by, f"{gini:.3f}", f"{jain:.3f}", f"{gap:.4g}"]
             rows.append(line)
         columns = [self.study.corner, self.study.heads, "seeds", "clients a round", "never", "everybody by", "Gini", "Jain"]
         numbers: list[tuple[Any, ...]] = [
@@ -106,7 +109,7 @@ class Selection:
                 everybody = "" if one.coverage is None else one.coverage
                 numbers.append((*place, one.seed, one.places, one.never, everybody, one.gini, one.jain, one.gap))
         shown, more = told_apart([*columns, "longest gap"], rows, names=2), list(self._overlaps())
-        return Table(self.caption, **shown, notes=self.notes, label="selection", numbers=numbers, more=more)
+        return Table(self.caption, **shown, notes=self.notes, label="selection", numbers=numbers, more=more, title=_TITLE)
 
     def _overlaps(self) -> Iterator[Table]:
         """Yield a matrix of settings x settings per column."""
@@ -117,8 +120,9 @@ class Selection:
             for (row, other, head), values in self.overlap.items():
                 if head == column:
                     means[row, other] = means[other, row] = f"{fmean(values):.2f}"
-            rows = [[row, *(means.get((row, other), "") for other in heads)] for row in heads]
-            yield Table(OVERLAP, [f"overlap, {column}" if several else "overlap", *heads], rows)
+            names = [self.study.row(head) for head in heads]
+            rows = [[name, *(means.get((row, other), "") for other in heads)] for name, row in zip(names, heads, strict=True)]
+            yield Table(OVERLAP, [f"overlap, {self.study.column(column)}" if several else "overlap", *names], rows)
 
 
 def selection_of(runs: Sequence[Run], **asked: Any) -> Selection:
@@ -215,11 +219,11 @@ def draw_selection(found: Selection, path: Path) -> None:
                 continue
             draw_chosen(axes, chosen[row, column], found.types[row, column])
             if wrapped:
-                axes.set_title(row)
+                axes.set_title(found.study.row(row))
             elif row == rows[0] and len(columns) > 1:
-                axes.set_title(column)
+                axes.set_title(found.study.column(column))
             if column == columns[0] and not wrapped:
-                axes.set_ylabel(row, rotation=0, ha="right", va="center")
+                axes.set_ylabel(found.study.row(row), rotation=0, ha="right", va="center")
             if row in (rows[-width:] if wrapped else rows[-1:]):
                 axes.set_xlabel("round")
         many = any(chosen_RK.shape[1] > crowd.MOST_BARS for chosen_RK in chosen.values())

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 from fedfacet.analysis.notes import measured
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study, caption_of, head_of, ordered
+from fedfacet.analysis.study import Study, caption_of, head_of, ordered, when_of
 from fedfacet.analysis.writers import Marked, Table
 
 PAPER = "paper"  # the `at` of a column with a paper's numbers
+
+SPREAD = "mean ± {} standard deviation over seeds, whose number is in parentheses"
 
 _BOLD = (
     "Bold: the best of its column, where it is significantly better than each other row (sign-flip test paired by seed, "
@@ -59,7 +61,8 @@ class Means:
 
     ``corner`` holds the keys whose values head the rows. One setting's last and best round are neighbouring columns. Where
     ``lower_is_better`` is ``None``, a column has no best value, because its rows are of different kinds. ``caption`` says what
-    the numbers are and where they come from; ``notes`` says what a reader must know before trusting a cell, one sentence each.
+    the numbers are and where they come from. ``title`` says the former in one sentence. ``notes`` says what a reader must know
+    before trusting a cell, one sentence each. ``study`` names rows and columns, if there is one.
     """
 
     corner: str
@@ -71,12 +74,15 @@ class Means:
     caption: str
     notes: tuple[str, ...]
     metric: str
+    title: str = ""
+    study: Study | None = None
 
     def table(self) -> Table:
         """Return a line per row; in CSV a line per cell, whose ``n`` is 0 and whose values are empty without runs."""
         several = len({column.at for column in self.columns}) > 1
-        heads = [f"{column.name}, {column.at}" if several else column.name for column in self.columns]
-        lines: list[list[str | Marked]] = [[row] for row in self.rows]
+        names = [column.name if self.study is None else self.study.column(column.name) for column in self.columns]
+        heads = [f"{name}, {column.at}" if several else name for name, column in zip(names, self.columns, strict=True)]
+        lines: list[list[str | Marked]] = [[row if self.study is None else self.study.row(row)] for row in self.rows]
         numbers: list[Sequence[Any]] = [("row", "column", "mean", "std", "n", "seeds", "at")]
         compared = []
         for column in self.columns:
@@ -104,7 +110,8 @@ class Means:
                 numbers.append((row, column.name, *values, number, " ".join(map(str, cell.seeds)), column.at))
         label = f"{self.metric} by {self.corner}"
         notes = (*self.notes, *([_BOLD if any(compared) else _NOT_BOLD] if compared else []))
-        return Table(self.caption, [self.corner, *heads], lines, notes=notes, label=label, numbers=numbers)
+        columns = [self.corner, *heads]
+        return Table(self.caption, columns, lines, notes=notes, label=label, numbers=numbers, title=self.title)
 
 
 def _leads(cells: Sequence[Cell], lower_is_better: bool) -> bool | None:
@@ -153,7 +160,8 @@ def make_table(runs: Sequence[Run], **asked: Any) -> Means:
         unfinished = any(not run.finished for run in runs)
         notes.insert(int(unfinished), "No run has a best round by validation, so it is not shown.")
     caption = caption_of(study.finished, [metric], study.moments, study.std, best, study.command)
-    return Means(study.corner, rows, columns, cells, percent, best, caption, tuple(notes), metric)
+    title = f"{study.metric_name}, {when_of(study.finished, study.moments)}; {SPREAD.format(study.std)}."
+    return Means(study.corner, rows, columns, cells, percent, best, caption, tuple(notes), metric, title, study)
 
 
 def cell_over_seeds(members: Sequence[Run], metric: str, moment: str, *, percent: bool, std: str) -> Cell:

@@ -101,9 +101,15 @@ class Tradeoff:
         rows, numbers = [], [("dataset", "row", "column", "seed", *names)]
         for one in self.settings:
             place = (one.dataset, one.row, one.column)
-            rows.append([*place, str(len(one.seeds)), *map(one.told, names)])
+            shown = (
+                self.study.names.get(f"dataset.{one.dataset}", one.dataset),
+                self.study.row(one.row),
+                self.study.column(one.column),
+            )
+            rows.append([*shown, str(len(one.seeds)), *map(one.told, names)])
             numbers += [(*place, *of_seed) for of_seed in zip(one.seeds, *(one.values[name] for name in names), strict=True)]
-        return Table(self.caption, columns, rows, names=3, notes=self.notes, label="tradeoff", numbers=numbers)
+        title = f"{self.study.metric_name} beside test accuracies (%), means over seeds, with 95 % intervals in brackets."
+        return Table(self.caption, columns, rows, names=3, notes=self.notes, label="tradeoff", numbers=numbers, title=title)
 
 
 def tradeoff_of(
@@ -113,6 +119,7 @@ def tradeoff_of(
     columns: Sequence[str] | None = None,
     metric: str = METRIC,
     command: str | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Tradeoff:
     """Return what attacks find, or a gap between groups, and how accurate models are, per data set and setting.
 
@@ -127,6 +134,7 @@ def tradeoff_of(
             run has such a number for the model's width; for the aggregator where the metric is a gap.
         metric: of attacks, or of group fairness.
         command: what the user typed, for the caption.
+        names: as for ``Study``.
 
     Raises:
         ConfigError: as ``Study``, or for another ``metric``.
@@ -144,17 +152,18 @@ def tradeoff_of(
     if rows is None:
         told = "model.width" in columns or len({run.setting("model.width") for run in runs}) == 1
         rows = ["submodel"] if told else ["submodel", "model.width"]
-    study, names = Study(runs, rows, columns, metric, command=command), (metric, *accuracies)
+    study = Study(runs, rows, columns, metric, command=command, names=names or {})
+    measured = (metric, *accuracies)
     for name in accuracies:
         check_metric(study.finished, name, study.moments)
     notes, settings = notes_on_unfinished(runs), []
     for dataset in ordered({str(run.setting("dataset")) for run in study.finished}):
         groups = group_runs([run for run in study.finished if str(run.setting("dataset")) == dataset], rows, columns)
-        for name in names:
+        for name in measured:
             notes += notes_on(groups, name, study.moments, study.keys)
         for row, column in places_of(groups):
             members = groups[row, column]
-            values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in names}
+            values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in measured}
             settings.append(Setting(dataset, row, column, tuple(run.seed for run in members), values))
     attacked = {
         _ATTACKED[moment]
@@ -170,7 +179,7 @@ def tradeoff_of(
         else f"What attacks find (`{metric}`) beside accuracies on the test set. Clients' are means over clients: of the "
         "models as they receive them, which the thesis shows, and after local training. "
     ) + "In brackets 95 % intervals by Student's t over seeds. "
-    caption = said + caption_of(study.finished, names, study.moments, command=command)
+    caption = said + caption_of(study.finished, measured, study.moments, command=command)
     return Tradeoff(study, accuracies, tuple(sorted(attacked)), tuple(settings), caption, tuple(dict.fromkeys(notes)))
 
 
@@ -199,6 +208,7 @@ def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
     width = 3.4 * len(titles) if named else 2.0 + 2.5 * len(titles)
     height = 0.3 + 3.2 * len(rows) if named else max(0.5 + 2.2 * len(rows), 0.4 + 0.16 * entries)
     chance = [] if tradeoff.chance is None else [tradeoff.chance]
+    axis = study.names.get(study.metric) or f"{axis_name(study.metric)} (%)"
     with saved_figure(path, width, height) as figure:
         grid = figure.subplots(len(rows), len(titles), sharex="row", squeeze=False)
         panels = []
@@ -210,7 +220,8 @@ def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
                     if (y := one.extent(name)) is not None:
                         ink = inks[one.row if named else one.column]
                         _draw(axes, xs[one], y, looks[one.row], ink)
-                        label = one.row if alike or one.row == one.column else f"{one.row}, {one.column}"
+                        row, column = study.row(one.row), study.column(one.column)
+                        label = row if alike or row == column else f"{row}, {column}"
                         points.append(Point(label, xs[one].mean, y.mean, ink))
                 panels.append((axes, points))
                 for at in chance:
@@ -220,11 +231,15 @@ def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
                 axes.set_xlim(_frame([*(end for one in of for end in xs[one]), *chance]))
                 if heights:
                     axes.set_ylim(_frame(heights))
-                axes.set(title=f"{dataset}: {title}" if len(rows) > 1 else title, xlabel=f"{axis_name(study.metric)} (%)")
+                where = study.names.get(f"dataset.{dataset}", dataset)
+                axes.set(title=f"{where}: {title}" if len(rows) > 1 else title, xlabel=axis)
             line[0].set_ylabel("test accuracy (%)")
         if named:
             label_points(figure, panels)
         else:
+            looks, inks = (
+                {call(name): look for name, look in of.items()} for call, of in ((study.row, looks), (study.column, inks))
+            )
             _explain(figure, (study.corner, study.heads), looks, inks)
 
 

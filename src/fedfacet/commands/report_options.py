@@ -2,14 +2,16 @@
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 from fedfacet import __version__
 from fedfacet.commands import called
+from fedfacet.entry import tell_error
 from fedfacet.plots.figure import SUFFIXES
 
 LAYOUTS = sorted(file.stem for file in (Path(__file__).parents[1] / "papers").glob("*/*table*.yaml"))
@@ -19,10 +21,17 @@ PICTURES = Path("logs/report")  # where pictures go unless `--output` says anoth
 _TYPES = {"path": Path, "float": float}
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong as every command does, without the whole usage above it."""
+        tell_error(f"{message}. See {self.prog} --help.")
+        sys.exit(2)
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line, ``where`` as a mapping; leave with status 2 where they do not go together."""
     command, listed = called("report"), yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=command,
         description="Make a table of mean and standard deviation over seeds from run folders.",
         epilog=f"Examples: {command} logs/train/multiruns --rows selector --columns experiment; "
@@ -68,7 +77,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name in ("picture", "forest", *(["output"] if options.clients or options.layout == "sensitivity" else [])):
         if (picture := getattr(options, name)) and picture.suffix not in SUFFIXES:
             parser.error(f"--{name} writes a picture, so it takes a name that ends in {endings}, but got {picture}")
-    for name in ("where", "audit"):
+    for name in ("where", "audit", "names"):
         options.__dict__[name] = _settings(parser, name, getattr(options, name))
     return options
 
