@@ -18,13 +18,14 @@ from PIL import Image
 
 from fedfacet.analysis import page as pages
 from fedfacet.analysis.page import coded, page_of
-from fedfacet.analysis.page_pictures import selection_svg
+from fedfacet.analysis.page_pictures import selection_svg, swatches_of
 from fedfacet.analysis.runs import find_runs
 from fedfacet.analysis.study import keys_of
 from fedfacet.analysis.tables import make_table
 from fedfacet.analysis.writers import to_markdown
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.plots.curves import looks_of
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}&amp;`"
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -242,6 +243,12 @@ def test_a_metric_of_a_group_has_the_groups_name(logs, capsys):
     (logs / "1" / "partition.json").write_text(json.dumps({"class_names": ["dog"], "attribute_names": ["in", "out"]}))
     assert main([str(logs), "--metric", metric]) == 0
     assert f"`{metric}` in percent" in capsys.readouterr().out  # runs that call it differently
+
+
+def test_as_many_rows_as_there_are_colours_have_a_swatch_each():
+    swatches = swatches_of(looks_of([str(row) for row in range(16)]))
+    assert len({(dashes, sign) for _, _, dashes, sign in swatches}) == 16
+    assert all(CSS.count(f" {colour}: ") == 2 for _, colour, *_ in swatches), "one for light pages, one for dark ones"
 
 
 def test_a_comparison_and_another_metric_come_where_they_are_asked_for(logs):

@@ -14,13 +14,19 @@ from fedfacet.analysis.study import Study, caption_of, group_runs, ordered, plac
 from fedfacet.analysis.writers import Table, told_apart
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import BLUE, VERMILION, saved_panels
+from fedfacet.plots.figure import BLUE, VERMILION, columns_of, legend_columns, saved_panels
 
 FEWEST_PAIRED = 5
 """Seeds that two settings share where they are compared unasked; fewer say next to nothing."""
 
 _TESTS = {"permutation": "sign-flip permutation test", "t": "paired t test"}
-_VERDICTS = {"better": BLUE, "worse": VERMILION, "not significant": "0.55"}
+_VERDICTS: dict[str, dict[str, Any]] = {
+    "better": {"color": BLUE, "marker": ">"},
+    "worse": {"color": VERMILION, "marker": "<"},
+    "not significant": {"color": "0.55", "marker": "o", "markerfacecolor": "white"},
+}
+"""How a line is drawn; the markers tell verdicts apart without colours."""
+
 _WIDE = 5.0
 """A line whose interval is so many times as long as the median of its panel would make the others unreadable."""
 
@@ -90,8 +96,8 @@ class Comparison:
         )
         label = f"{self.study.metric} against {self.baseline}"
         shown = told_apart(columns, rows, names=3)
-        numbers = [head, *numbers]
-        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=numbers, title=self.title)
+        lines = [head, *numbers]
+        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=lines, title=self.title)
 
 
 def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation", **asked: Any) -> Comparison:
@@ -192,48 +198,55 @@ def _lines(number: int) -> str:
     return f"{number} {'line' if number == 1 else 'lines'}"
 
 
-def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draw the comparison as a forest plot into a picture, a panel per column and moment."""
-    study, panels = comparison.study, {}
+def draw_comparison(comparison: Comparison, path: Path, fit: float | None = None) -> None:
+    """Draw the comparison as a forest plot into a picture, a panel per column and moment; ``fit`` as for ``saved_panels``."""
+    panels: dict[str, list[tuple[str, PairedDifference, str]]] = {}
+    study = comparison.study
     for line in comparison.lines:
         found = (study.row(line.row), line.difference, comparison.verdict(line))
         panels.setdefault(f"{study.column(line.column)}, {line.at}", []).append(found)
     unit = "percentage points" if study.percent else study.axis
-    plot_forest(panels, study.row(comparison.baseline), f"difference, {unit}", path)
+    plot_forest(panels, study.row(comparison.baseline), f"difference, {unit}", path, fit)
 
 
 def plot_forest(
-    panels: Mapping[str, Sequence[tuple[str, PairedDifference, str]]], baseline: str, label: str, path: Path
+    panels: Mapping[str, Sequence[tuple[str, PairedDifference, str]]],
+    baseline: str,
+    label: str,
+    path: Path,
+    fit: float | None = None,
 ) -> None:
     """Draw differences from a baseline into a picture; a panel has (name, difference, verdict) a line.
 
     A point is a mean difference, the thin line its interval by Student's t, the thick one that by the bootstrap. Differences
     that are not significant are grey. A line far longer than the others of its panel leaves the frame. An arrow stands where it
-    does, and its mean too if that is outside. ``label`` names the unit.
+    does, and its mean too if that is outside. ``label`` names the unit. ``fit`` is as for ``saved_panels``.
     """
     from matplotlib.lines import Line2D
 
     names = list(dict.fromkeys(name for lines in panels.values() for name, *_ in lines))
+    told = [f"better than {baseline}", f"worse than {baseline}", "not significant"]
+    legend = 3 if fit is None else legend_columns(told, fit)
 
     def size(rows: int, columns: int) -> tuple[float, float]:
-        return max(5.0, 1.4 + 2.3 * columns), 0.7 + rows * (0.55 + 0.2 * len(names))
+        return max(5.0, 1.4 + 2.3 * columns), 0.54 + 0.16 * -(-3 // legend) + rows * (0.55 + 0.2 * len(names))
 
-    with saved_panels(path, len(panels), size, sharey=True) as (figure, grid):
+    with saved_panels(path, len(panels), size, fit=fit, sharey=True) as (figure, grid):
         for axes, (panel, lines) in zip(grid, panels.items(), strict=True):
             axes.axvline(0, color="0.4", linewidth=0.9, zorder=1)
-            placed = {len(names) - names.index(name): (found, _VERDICTS[verdict]) for name, found, verdict in lines}
+            placed = {len(names) - names.index(name): (found, _VERDICTS[verdict]["color"]) for name, found, verdict in lines}
             for y, (found, colour) in placed.items():
                 axes.hlines(y, *found.t_interval, color=colour, linewidth=1, zorder=2)
                 axes.hlines(y, *found.bootstrap_interval, color=colour, linewidth=3, alpha=0.5, zorder=2)
-                axes.plot(found.mean, y, "o", color=colour, markersize=4, zorder=3)
+            for name, found, verdict in lines:
+                axes.plot(found.mean, len(names) - names.index(name), markersize=4, zorder=3, **_VERDICTS[verdict])
             axes.set(title=panel, ylim=(0.4, len(names) + 0.6))
             _frame(axes, placed)
             axes.set_yticks(range(len(names), 0, -1), names)
-        for axes in grid[-3:]:
+        for axes in grid[-columns_of(grid) :]:
             axes.set_xlabel(label)
-        handles = [Line2D([], [], color=colour, marker="o", markersize=4) for colour in _VERDICTS.values()]
-        told = [f"better than {baseline}", f"worse than {baseline}", "not significant"]
-        figure.legend(handles, told, loc="outside upper center", ncols=3)
+        handles = [Line2D([], [], markersize=4, **look) for look in _VERDICTS.values()]
+        figure.legend(handles, told, loc="outside upper center", ncols=legend)
 
 
 def _frame(axes: Any, lines: Mapping[int, tuple[PairedDifference, str]]) -> None:

@@ -138,9 +138,10 @@ def curves_of(runs: Sequence[Run], *, threshold: float | None = None, against: s
     return Curves(study, tuple(curves), threshold, against, named(study.finished, metric), caption, tuple(notes))
 
 
-def draw_curves(curves: Curves, path: Path) -> None:
-    """Draw mean and standard deviation by round, a panel per column."""
-    plot_bands(bands_of(curves), curves.study.axis, path, threshold=curves.threshold, across=AGAINST[curves.against])
+def draw_curves(curves: Curves, path: Path, fit: float | None = None) -> None:
+    """Draw mean and standard deviation by round, a panel per column; ``fit`` is as for ``saved_panels``."""
+    across, threshold = AGAINST[curves.against], curves.threshold
+    plot_bands(bands_of(curves), curves.study.axis, path, threshold=threshold, across=across, fit=fit)
 
 
 def bands_of(curves: Curves) -> dict[str, list[Band]]:

@@ -14,7 +14,7 @@ from fedfacet.analysis.comparison import compare_with, usual_baseline
 from fedfacet.analysis.curves import AGAINST, Curves, bands_of, curves_of
 from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on_unfinished
-from fedfacet.analysis.page_pictures import curves_svg, looks_of, selection_svg, swatches_of
+from fedfacet.analysis.page_pictures import curves_svg, selection_svg, swatches_of
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.selection import selection_of
 from fedfacet.analysis.study import (
@@ -31,6 +31,7 @@ from fedfacet.analysis.study import (
 from fedfacet.analysis.tables import make_table
 from fedfacet.analysis.writers import Marked, Table
 from fedfacet.errors import FedFacetError
+from fedfacet.plots.curves import looks_of
 from fedfacet.storage.atomic_write import atomic_write
 
 _OPTION = re.compile(r"(?<!\S)--[\w-]+")
@@ -48,7 +49,7 @@ class Part:
     heading: str = ""
     tables: list[Table] = field(default_factory=list)
     pictures: list[tuple[Markup, str]] = field(default_factory=list)
-    legend: list[tuple[str, str, str]] = field(default_factory=list)
+    legend: list[tuple[str, str, str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     folded: list[tuple[str, Table]] = field(default_factory=list)
 
@@ -210,9 +211,8 @@ class _Page:
                 except FedFacetError as error:
                     part.notes.append(f"Not drawn against {AGAINST[against]}: {error}")
             if drawn:
-                looks = looks_of(
-                    map(self.study.row, ordered({curve.row for curves in drawn.values() for curve in curves.curves}))
-                )
+                heads = ordered({curve.row for curves in drawn.values() for curve in curves.curves})
+                looks = looks_of([self.study.row(head) for head in heads])
                 part.legend = swatches_of(looks)
                 part.pictures = [picture for curves in drawn.values() for picture in _pictures(curves, looks)]
                 part.tables.append(next(iter(drawn.values())).table())
@@ -275,5 +275,5 @@ def _pictures(curves: Curves, looks: Mapping[str, Mapping[str, str]]) -> Iterato
         where = f", {name}" if len(panels) > 1 else ""
         ends = "; ".join(f"{band.name} ends at {band.mean_R[-1]:.4g}" for band in bands)
         title = f"{curves.named}{unit} over {across}{where}: {ends}."
-        svg = curves_svg(bands, looks, up=f"{curves.named}{unit}", across=across, title=title)
+        svg = curves_svg(bands, looks, up=curves.study.axis, across=across, title=title)
         yield svg, f"`{curves.named}`{unit} over {across}{where}"

@@ -33,7 +33,7 @@ def accuracies_table(means: Mapping[str, Means], column: str, runs: Sequence[Run
         std: as for ``Study``.
     """
     first = next(iter(means.values()))
-    lines: list[list[str | Marked]] = [[row] for row in first.rows]
+    lines: list[list[str | Marked]] = [[row[0]] for row in first.table().rows]
     over, low = [], []
     for metric, of_metric in means.items():
         shown = [place for place, one in enumerate(of_metric.columns, start=1) if one.name == column]

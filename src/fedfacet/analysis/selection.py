@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _MOST_ROUNDS = 100
 """Columns of a heat map; more rounds are put together, or a column would be thinner than a dot."""
 
+_NARROWEST = 2.2  # of heat maps side by side, in inches
 _MOST_ROWS, _ACROSS = 6, 3
 """Rows of one column that stand below each other, and columns in which more than these stand."""
 
@@ -200,16 +201,18 @@ def alikeness(one_RK: Chosen, other_RK: Chosen) -> float:
     return float(np.where(any_R, both_R / np.maximum(any_R, 1), 1.0).mean())
 
 
-def draw_selection(found: Selection, path: Path) -> None:
+def draw_selection(found: Selection, path: Path, fit: float | None = None) -> None:
     """Draw a heat map of rounds and clients into a picture, of the run of each setting's lowest seed.
 
-    Clients are sorted by type, which a strip beside them shows. Many rows of one column stand in three columns.
+    Clients are sorted by type, which a strip beside them shows. Many rows of one column stand in three columns. A picture that
+    has to ``fit`` a width in inches has no title: its caption says what it shows.
     """
     chosen = found.chosen
     rows, columns = (ordered({place[axis] for place in chosen}) for axis in (0, 1))
     wrapped = len(columns) == 1 and len(rows) > _MOST_ROWS
-    height, width = (math.ceil(len(rows) / _ACROSS), _ACROSS) if wrapped else (len(rows), len(columns))
-    with saved_figure(path, 1.2 + 3.4 * width, 0.6 + 1.5 * height) as figure:
+    across = _ACROSS if fit is None else max(1, int(fit / _NARROWEST))
+    height, width = (math.ceil(len(rows) / across), across) if wrapped else (len(rows), len(columns))
+    with saved_figure(path, 1.2 + 3.4 * width if fit is None else fit, 0.6 + 1.5 * height) as figure:
         grid: Any = figure.subplots(height, width, squeeze=False)
         panels = [(row, column) for row in rows for column in columns]
         for place, axes in enumerate(grid.ravel()):
@@ -228,7 +231,8 @@ def draw_selection(found: Selection, path: Path) -> None:
                 axes.set_xlabel("round")
         many = any(chosen_RK.shape[1] > crowd.MOST_BARS for chosen_RK in chosen.values())
         dark = "(the more the darker), several clients a line" if many else "(dark), a line per client"
-        figure.suptitle(f"Who was selected {dark}, sorted by type", fontsize=8)
+        if fit is None:
+            figure.suptitle(f"Who was selected {dark}, sorted by type", fontsize=8)
 
 
 def draw_chosen(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[str]) -> None:
@@ -249,7 +253,7 @@ def draw_chosen(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[str]
         start, count = sorted_types.index(kind), sorted_types.count(kind)
         strip: dict[str, Any] = {"color": TYPE_COLOURS[kind], "clip_on": False, "linewidth": 0}
         axes.barh(start + count / 2, -0.06 * rounds, height=count, left=0.5, **strip)
-        axes.text(0.5 - 0.03 * rounds, start + count / 2, kind, ha="center", va="center", fontsize=6)
+        axes.text(0.5 - 0.03 * rounds, start + count / 2, kind, ha="center", va="center", fontsize=7)
     axes.set(xlim=(0.5 - 0.06 * rounds, rounds + 0.5), ylim=(number, 0), yticks=[])
     ticks = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=True).tick_values(0, rounds)
     axes.set_xticks([tick for tick in ticks if 1 <= tick <= rounds])

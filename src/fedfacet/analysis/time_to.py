@@ -117,10 +117,11 @@ def time_to(runs: Sequence[Run], *, targets: Sequence[float], **asked: Any) -> T
     return TimeTo(study, tuple(targets), found, caption, tuple(notes))
 
 
-def draw_times(found: TimeTo, path: Path) -> None:
+def draw_times(found: TimeTo, path: Path, fit: float | None = None) -> None:
     """Draw the minutes into a picture, on a logarithmic axis, a panel per column and a line per row.
 
     Each target has a marker: at the mean over seeds, hollow if some seeds miss the target, and small and pale for each seed.
+    ``fit`` is as for ``saved_panels``.
     """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
@@ -137,7 +138,7 @@ def draw_times(found: TimeTo, path: Path) -> None:
     def size(rows: int, columns: int) -> tuple[float, float]:
         return 1.0 + 3.2 * columns, 0.5 + rows * (0.7 + 0.28 * len(names))
 
-    with saved_panels(path, len(panels), size, sharey=True) as (figure, grid):
+    with saved_panels(path, len(panels), size, fit=fit, sharey=True) as (figure, grid):
         for axes, panel in zip(grid, panels, strict=True):
             lines = {row: minutes for (row, column), minutes in settings.items() if column == panel}
             all_minutes = [minutes for line in lines.values() for of in line for minutes in of]

@@ -158,7 +158,7 @@ def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
 
         comparison = compare_with(runs, options.compare, test=options.test or "permutation", **asked)
         if options.forest:
-            draw_comparison(comparison, options.forest)
+            draw_comparison(comparison, options.forest, options.width)
         return comparison.table()
     if options.curves:
         from fedfacet.analysis.curves import curves_of, draw_curves
@@ -177,11 +177,13 @@ def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
     return make_table(runs, **asked).table()
 
 
-def pictured(found: Any, draw: Callable[[Any, Path], None], options: argparse.Namespace, usual: str | None = None) -> "Table":
+def pictured(
+    found: Any, draw: Callable[[Any, Path, float | None], None], options: argparse.Namespace, usual: str | None = None
+) -> "Table":
     """Draw what was found, where the user says or under its ``usual`` name; return its table."""
     options.picture = options.picture or (PICTURES / usual if usual else None)
     if options.picture:
-        draw(found, options.picture)
+        draw(found, options.picture, options.width)
     table: Table = found.table()
     return table
 

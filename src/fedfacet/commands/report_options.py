@@ -12,7 +12,7 @@ import yaml
 from fedfacet import __version__
 from fedfacet.commands import called
 from fedfacet.entry import tell_error
-from fedfacet.plots.figure import SUFFIXES
+from fedfacet.plots.figure import SUFFIXES, WIDTHS
 
 LAYOUTS = sorted(file.stem for file in (Path(__file__).parents[1] / "papers").glob("*/*table*.yaml"))
 
@@ -45,6 +45,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "named": f"the name ends in {endings}",
         "layouts": ", ".join(LAYOUTS),
         "pictures": PICTURES,
+        "widths": " or ".join(f"{name}, {width} inches" for name, width in WIDTHS.items()),
     }
     listed["options"]["layout"]["choices"] = [*LAYOUTS, "sensitivity", "submodels_correlations"]
     for name, how in listed["options"].items():
@@ -77,6 +78,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name in ("picture", "forest", *(["output"] if options.clients or options.layout == "sensitivity" else [])):
         if (picture := getattr(options, name)) and picture.suffix not in SUFFIXES:
             parser.error(f"--{name} writes a picture, so it takes a name that ends in {endings}, but got {picture}")
+    if options.width is not None:
+        try:
+            options.width = WIDTHS.get(options.width) or float(options.width)
+        except ValueError:
+            options.width = math.nan
+        if not 1 <= options.width <= 40:
+            parser.error(f"--width takes {', '.join(WIDTHS)} or a number of inches between 1 and 40")
     for name in ("where", "audit", "names"):
         options.__dict__[name] = _settings(parser, name, getattr(options, name))
     return options
