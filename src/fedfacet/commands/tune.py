@@ -121,7 +121,7 @@ def _search(argv: Sequence[str]) -> int:
     print(f"{done} of {options.n_trials} trials are finished{''.join(f', {n} {what}' for n, what in counted if n)}.")
     if (best := study.best()) is not None:
         number, value, drawn = best
-        _tell_best(number, f"{options.metric} = {value:.4f}", fixed, values_for(space, drawn), seeds)
+        _tell_best(study.tied(value), number, f"{options.metric} = {value:.4f}", fixed, values_for(space, drawn), seeds)
     return name_failures(failures)
 
 
@@ -203,12 +203,20 @@ def _mean(run_dirs: Sequence[Path], metric: str, at: str) -> float | None:
     return mean if mean == mean else None
 
 
-def _tell_best(number: int, told: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]) -> None:
-    """Print the best trial, and the command that runs it with as many seeds, three at least, that it has not seen."""
+def _tell_best(
+    tied: Sequence[int], number: int, told: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]
+) -> None:
+    """Print the best trial, and the command that runs it with as many seeds, three at least, that it has not seen.
+
+    ``tied`` are the numbers of all trials with its value.
+    """
     from fedfacet.runs.ending import same_command
 
     unseen = max(map(int, seeds)) + 1
     others = ",".join(map(str, range(unseen, unseen + max(3, len(seeds)))))
-    print(f"the best one is trial {number + 1}, {told}: {' '.join(values)}")
+    if len(tied) > 1:
+        others = ", ".join(str(one + 1) for one in tied)
+        print(f"trials {others} tie for the best: this search does not tell them apart")
+    print(f"{'the first of them' if len(tied) > 1 else 'the best one'} is trial {number + 1}, {told}: {' '.join(values)}")
     print("to be reported, with seeds that the search has not seen:")
     print(f"  {same_command()} sweep=cells {typed([*fixed, *values, f'seed={others}'])} -m")
