@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fedfacet import __version__
-from fedfacet.entry import enter, main_of, tell_error
+from fedfacet.entry import enter, main_of, print_error
 from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         enter(partial(main, argv), tells=argv[:1] not in (["train"], ["tune"], ["serve"], ["client"]))
     command, arguments = (argv[0], argv[1:]) if argv else ("--help", [])
     if command in ("-h", "--help"):
-        from fedfacet.analysis.terminal import print_usage
+        from fedfacet.terminal import print_usage
 
         print_usage(USAGE)
         return 0
@@ -59,14 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return main_of(command)(arguments)
     near = get_close_matches(command, COMMANDS, n=1)
     hint = f"did you mean {near[0]}?" if near else "see --help."
-    tell_error(f"Expected one of the commands {', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}, but got {command!r}: {hint}")
+    print_error(f"Expected one of the commands {', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}, but got {command!r}: {hint}")
     return 2
 
 
 def run_jobs(train: "Callable[[Job], None] | None" = None) -> None:
     """Have ``train``, or ``fedfacet.train``'s own way, run all jobs of the process's command line."""
     with waiting("fedfacet starts"):  # before Hydra loads
-        from fedfacet.runs.command import run_command
+        from fedfacet.commands.train import run_command
 
         if train is None:
             from fedfacet.runs.run import fit

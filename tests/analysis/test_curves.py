@@ -16,7 +16,7 @@ from fedfacet.analysis.runs import Run
 from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.plots.curves import looks_of
-from fedfacet.plots.figure import WIDTHS
+from fedfacet.plots.style import WIDTHS
 
 METRIC = "test/acc"
 

@@ -108,7 +108,7 @@ def make_runs(folder, selectors=("feddiverse", "uniform"), seeds=(0, 1), timed=F
             }  # fmt: skip
             (run / "summary.json").write_text(json.dumps(summary | changes))
             names = {
-                "class_names": ["cat"],
+                "class_names": ["cat", "dog"],
                 "attribute_names": ["indoors", "outdoors"],
                 "counts": [[[3, 3]], [[4, 1]], [[1, 4]]],
             }
@@ -176,7 +176,7 @@ def test_hostile_names_are_text(tmp_path):
     for run in logs.iterdir():
         partition = json.loads((run / "partition.json").read_text())
         (run / "partition.json").write_text(
-            json.dumps(partition | {"class_names": [HOSTILE], "attribute_names": [HOSTILE, "b"]})
+            json.dumps(partition | {"class_names": [HOSTILE, "dog"], "attribute_names": [HOSTILE, "b"]})
         )
     last = sorted(logs.iterdir())[-1]
     (last / "summary.json").write_text(json.dumps({"status": HOSTILE}))

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fedfacet.analysis.runs import load_run
-from fedfacet.commands.tune import _tell_best, main
+from fedfacet.commands.tune import _print_best, main
 from fedfacet.config import preflight
 from fedfacet.errors import ConfigError
 from fedfacet.runs.study import Dimension, Study
@@ -243,9 +243,11 @@ def test_trials_that_tie_are_named_once_for_each_draw(tmp_path, capsys):
             drawn.setdefault(values["selector"], number)
     assert len(drawn) == 2
     assert study.tied(0.5) == list(drawn.values())
-    _tell_best(study.tied(0.5), study.best()[0], "val/acc = 0.5000", [], ["selector=uniform"], ["0"])
+    _print_best(study.tied(0.5), study.best()[0], "val/acc = 0.5000", [], ["selector=uniform"], ["0"])
     first, second = (number + 1 for number in drawn.values())
-    assert capsys.readouterr().out.startswith(
+    out = capsys.readouterr().out
+    assert out.endswith("selector=uniform seed=1,2,3 -m\n")
+    assert out.startswith(
         f"trials {first}, {second} tie for the best: this search does not tell them apart\nthe first of them is trial {first},"
     )
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from fedfacet.analysis.notes import listed
 from fedfacet.analysis.paired import LEVEL, PairedDifference, holm, paired_difference, smallest_p
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study, caption_of, group_runs, ordered, places_of, when_of
-from fedfacet.analysis.writers import Table, told_apart
+from fedfacet.analysis.study import Study, caption_of, group_runs, in_columns, ordered, when_of
+from fedfacet.analysis.writers import Table, distinguishing_columns
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import BLUE, VERMILION, columns_of, legend_columns, saved_panels
+from fedfacet.plots.style import BLUE, VERMILION, columns_of, legend_columns, saved_panels
 
 FEWEST_PAIRED = 5
 """Seeds that two settings share where they are compared unasked; fewer say next to nothing."""
@@ -95,7 +95,7 @@ class Comparison:
             *("bootstrap_high", "p_t", "p_permutation", "p_corrected", "seeds_needed", "verdict"),
         )
         label = f"{self.study.metric} against {self.baseline}"
-        shown = told_apart(columns, rows, names=3)
+        shown = distinguishing_columns(columns, rows, names=3)
         lines = [head, *numbers]
         return Table(self.caption, **shown, notes=self.notes, label=label, numbers=lines, title=self.title)
 
@@ -122,7 +122,7 @@ def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation
         raise ConfigError(f"Expected a row to compare with, but got {baseline!r}: name one of {', '.join(map(repr, heads))}.")
     notes = study.notes()
     compared: list[tuple[str, str, str, tuple[int, ...], PairedDifference]] = []
-    for row, column in places_of(groups):
+    for row, column in in_columns(groups):
         if row == baseline:
             continue
         if (baseline, column) not in groups:
@@ -145,7 +145,7 @@ def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation
         f"{study.metric_name}, difference from {study.row(baseline)} {when_of(study.finished, study.moments)}, paired by seed, "
         f"with 95 % intervals and p-values of the {_TESTS[test]}."
     )
-    said = _said_of(test, baseline, lines, study.lower_is_better)
+    said = _caption_of(test, baseline, lines, study.lower_is_better)
     return Comparison(study, baseline, lines, said + origin, tuple(notes), title)
 
 
@@ -184,7 +184,7 @@ def _notes_on_no_spread(lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def _said_of(test: str, baseline: str, lines: Sequence[Line], lower_is_better: bool) -> str:
+def _caption_of(test: str, baseline: str, lines: Sequence[Line], lower_is_better: bool) -> str:
     return (
         f"Differences from `{baseline}`, paired by seed. 95 % intervals by Student's t and by the percentile bootstrap. "
         f"Two-sided p-values of the {_TESTS[test]}, with Holm's correction over "

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from fedfacet.analysis.runs import Run, spelled
 from fedfacet.config import conf_dir
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import axis_name
+from fedfacet.plots.style import axis_name
 
 _MARK = "# Name: "
 

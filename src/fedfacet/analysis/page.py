@@ -22,10 +22,10 @@ from fedfacet.analysis.study import (
     Study,
     commits_of,
     hardware_of,
+    in_columns,
     keys_of,
     ordered,
     origin_of,
-    places_of,
     smaller_is_better,
 )
 from fedfacet.analysis.tables import make_table
@@ -149,7 +149,7 @@ class _Page:
         self.metrics = list(dict.fromkeys([*wanted, *usual])) or [METRICS[-1]]
         self.moment = self.at if self.at in MOMENTS else "last"
         self.by_column: dict[str, dict[str, Sequence[Run]]] = {}
-        for row, column in places_of(self.study.groups):
+        for row, column in in_columns(self.study.groups):
             of_column = self.by_column.setdefault(self.study.column(column), {})
             of_column[self.study.row(row)] = self.study.groups[row, column]
 
@@ -161,7 +161,7 @@ class _Page:
             for name, version in page_tables.versions_of(run).items():
                 versions.setdefault(name, set()).add(version)
         seeds = sorted({run.seed for run in finished})
-        told = {
+        facts = {
             "Runs": [f"{len(self.runs):,}, of which {len(finished):,} finished", *notes_on_unfinished(self.runs)],
             "Seeds": [", ".join(map(str, seeds))],
             "Made with": [f"`{self.command}`"],
@@ -170,7 +170,7 @@ class _Page:
             * bool(versions),
             "Hardware": hardware_of(finished),
         }
-        return {name: values for name, values in told.items() if values}
+        return {name: values for name, values in facts.items() if values}
 
     def of(self, metric: str) -> dict[str, Any]:
         """Return what is asked of one metric, as for ``Study``."""
@@ -236,7 +236,7 @@ class _Page:
             types = {(study.row(row), study.column(column)): kinds for (row, column), kinds in found.types.items()}
             table = found.table()
             part.tables += [table, *table.more]
-            for row, column in places_of(found.chosen)[:_MOST_MAPS]:
+            for row, column in in_columns(found.chosen)[:_MOST_MAPS]:
                 chosen_RK = found.chosen[row, column]
                 name = f"{study.row(row)}, {study.column(column)}" if len(self.by_column) > 1 else study.row(row)
                 (rounds, number), seed = chosen_RK.shape, found.evenness[row, column][0].seed

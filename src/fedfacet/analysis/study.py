@@ -17,7 +17,7 @@ from fedfacet.analysis.writers import MADE_WITH, as_number
 from fedfacet.arguments import check_choice
 from fedfacet.data.own_data import OWN_DATA
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import axis_name
+from fedfacet.plots.style import axis_name
 
 MOMENTS = {
     "last": "after the last round",
@@ -300,7 +300,7 @@ def ordered(heads: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(heads, key=numbers_first))
 
 
-def places_of(groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def in_columns(groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return (row, column) in the order of a list of them: column by column."""
     rows, columns = (ordered({place[axis] for place in groups}) for axis in (0, 1))
     return [(row, column) for column in columns for row in rows if (row, column) in groups]

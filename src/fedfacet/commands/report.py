@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedfacet.commands import called
 from fedfacet.commands.report_options import PICTURES, parse
-from fedfacet.entry import sentence_of, tell_error
+from fedfacet.entry import print_error, sentence_of
 from fedfacet.errors import ConfigError, FedFacetError, first_line
 from fedfacet.shell_words import typed
 from fedfacet.waiting import waiting
@@ -46,16 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FedFacetError, OSError) as error:
         rows = error.rows if isinstance(error, SeedTwiceError) else ()
         ready = f" Ready to run: {typed(with_rows(argv, rows))}" if rows else ""
-        tell_error(sentence_of(error) + ready)
+        print_error(sentence_of(error) + ready)
         return 2
     except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, csv.Error) as error:
-        tell_error(
+        print_error(
             f"Expected run folders as runs write them, but reading them ended in {type(error).__name__} ({first_line(error)}): "
             "leave out what is damaged."
         )
         return 2
     if sys.stdout.isatty() and options.format in (None, "markdown"):
-        from fedfacet.analysis.terminal import folded
+        from fedfacet.commands.output import folded
 
         text = folded(text, shutil.get_terminal_size().columns)
     print(f"wrote {options.output}\n" if options.output else text, end="")
