@@ -177,7 +177,8 @@ def _head(file: Path) -> str:
     """Return the comment above a yaml's first key, up to its command."""
     above = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
     lines = takewhile(lambda line: not line.startswith("# Command:"), above)
-    return " ".join(line[2:].strip() for line in lines if line != "# @package _global_").removeprefix("Source: ")
+    told = (line for line in lines if line != "# @package _global_" and not line.startswith("# Name: "))
+    return " ".join(line[2:].strip() for line in told).removeprefix("Source: ")
 
 
 def _chosen(file: Path) -> str:

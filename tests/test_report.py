@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from fedfacet.analysis.names import option_name
 from fedfacet.commands.report import main
+from fedfacet.config import conf_dir
 
 SCRIPT = Path(__file__).parents[1] / "src" / "report.py"
 ACCURACY = {"feddiverse": [0.91, 0.94, 0.93], "uniform": [0.88, 0.86, 0.9]}
@@ -65,10 +67,10 @@ def test_the_papers_table_from_run_folders(logs):
     done = report(logs, "logs")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[:4] == [
-        "| selector   |        cmnist_gsc, last |        cmnist_gsc, best |",
-        "| ---------- | ----------------------: | ----------------------: |",
-        "| feddiverse |    **92.67 ± 1.25** (3) |    **91.67 ± 1.25** (3) |",
-        "| uniform    | <u>88.00 ± 1.63</u> (3) | <u>87.00 ± 1.63</u> (3) |",
+        "| selector   | Coloured MNIST (GSC), last | Coloured MNIST (GSC), best |",
+        "| ---------- | -------------------------: | -------------------------: |",
+        "| FedDiverse |           92.67 ± 1.25 (3) |           91.67 ± 1.25 (3) |",
+        "| Uniform    |           88.00 ± 1.63 (3) |           87.00 ± 1.63 (3) |",
     ]
     assert "Commit: ffffffffffff." in done.stdout
     assert "`python src/report.py logs`" in done.stdout
@@ -77,7 +79,7 @@ def test_the_papers_table_from_run_folders(logs):
 def test_data_of_ones_own_do_not_go_by_the_recipe_whose_other_settings_they_have(logs):
     for file in logs.glob("logs/*/*/config.yaml"):
         file.write_text(file.read_text().replace("dataset: cmnist", "dataset: npz"))
-    assert report(logs, "logs").stdout.startswith("| selector   |               npz, last |               npz, best |\n")
+    assert report(logs, "logs").stdout.startswith("| selector   |        npz, last |        npz, best |\n")
 
 
 @pytest.mark.parametrize(("std", "ddof"), [("population", 0), ("sample", 1)])
@@ -97,15 +99,15 @@ def test_options_reach_the_table(logs):
     done = report(logs, "logs", *options, "--lower-is-better", "--format", "latex", "--output", "table.tex")
     assert (done.returncode, done.stdout) == (0, "wrote table.tex\n")
     text = (logs / "table.tex").read_text(encoding="utf-8")
-    assert r"aggregator.server\_lr / selector & cmnist \\" in text
-    assert r"0.1 / uniform & \textbf{90.00 $\pm$ 1.63} (3) \\" in text
+    assert r"aggregator.server\_lr / selector & Coloured MNIST \\" in text
+    assert r"0.1 / Uniform & 90.00 $\pm$ 1.63 (3) \\" in text
 
 
 def test_settings_compared_seed_by_seed(logs):
     """Three seeds, all with FedDiverse ahead: two of the eight ways to flip signs are as far from 0, so p is 0.25."""
     done = report(logs, "logs", "--compare", "uniform", "--forest", "forest.png")
     assert (done.returncode, done.stderr) == (0, "wrote forest.png\n")
-    assert done.stdout.splitlines()[2].startswith("| feddiverse |     3 |      +4.67 | [-2.50, 11.84] |    [3.00, 8.00] |")
+    assert done.stdout.splitlines()[2].startswith("| FedDiverse |     3 |      +4.67 | [-2.50, 11.84] |    [3.00, 8.00] |")
     assert done.stdout.splitlines()[2].endswith("| 0.25 |    0.25 |               6 | not significant |")
     assert "nothing can be significant here" in done.stdout
     assert (logs / "forest.png").stat().st_size > 10_000
@@ -115,7 +117,7 @@ def test_settings_compared_seed_by_seed(logs):
             assert main([str(logs / "logs"), "--compare", "uniform", "--forest", str(picture)]) == 0
         assert drawn[0].read_bytes().startswith(start)
         assert drawn[0].read_bytes() == drawn[1].read_bytes()
-    assert "better than uniform</text>" in (logs / "one.svg").read_text()
+    assert "better than Uniform</text>" in (logs / "one.svg").read_text()
     by_t = report(logs, "logs", "--compare", "feddiverse", "--test", "t", "--at", "all", "--format", "csv")
     assert [line["at"] for line in csv.DictReader(io.StringIO(by_t.stdout))] == ["last", "best", "tail"]
     assert by_t.stderr.startswith("Differences from `feddiverse`, paired by seed.")
@@ -125,7 +127,7 @@ def test_unfinished_runs_are_named_under_the_table(logs):
     (logs / "logs/uniform/2/summary.json").unlink()
     done = report(logs, "logs", "--at", "last")
     assert done.returncode == 0
-    assert "87.00 ± 1.00</u> (2)" in done.stdout
+    assert "87.00 ± 1.00 (2)" in done.stdout
     assert "Note: Left out because not finished: `logs/uniform/2` (no summary.json yet)." in done.stdout
     assert "logs/uniform/2" in report(logs, "logs", "--format", "csv").stderr
 
@@ -156,7 +158,7 @@ def test_the_command_that_a_refusal_proposes_works(logs):
     refused = report(logs, "logs", "--rows", "dataset")
     proposed = shlex.split(refused.stderr.partition("Ready to run: ")[2])
     assert proposed == ["python", "src/report.py", "logs", "--rows", "dataset,selector"]
-    assert "cmnist / uniform" in report(logs, *proposed[2:]).stdout
+    assert "Coloured MNIST / Uniform" in report(logs, *proposed[2:]).stdout
 
 
 def test_hints_name_the_command_that_the_user_called(logs, monkeypatch, capsys):
@@ -195,11 +197,40 @@ def test_options_that_do_not_go_together_are_refused(logs, arguments):
 
 def test_where_leaves_runs_out(logs):
     lines = report(logs, "logs", "--where", "selector=uniform", "--where", "aggregator.server_lr=0.1").stdout.splitlines()
-    assert [line.split("|")[1].strip() for line in lines[:3] if "---" not in line] == ["selector", "uniform"]
+    assert [line.split("|")[1].strip() for line in lines[:3] if "---" not in line] == ["selector", "Uniform"]
     assert report(logs, "logs", "--where", "aggregator.server_lr=1e-1").stdout.startswith("| selector")
     refused = report(logs, "logs", "--where", "selector=pow_d")
     assert refused.returncode == 2
-    assert refused.stderr == "Expected runs that fit --where, but none of 6 does: selector is feddiverse or uniform.\n"
+    assert refused.stderr == "error: Expected runs that fit --where, but none of 6 does: selector is feddiverse or uniform.\n"
+
+
+def test_tables_pictures_and_the_page_use_the_same_names(logs):
+    names = ("--names", "selector.uniform=Plain & simple", "--names", "selector=Method", "--names", "test/acc_worst_group=WGA")
+    assert "| Plain & simple |" in report(logs, "logs", *names).stdout
+    latex = report(logs, "logs", "--format", "latex", *names).stdout
+    assert r"    Plain \& simple & 88.00" in latex
+    assert r"\caption{WGA, last: " in latex
+    assert "Method & Coloured" in latex
+    for options in (
+        ("--curves", "--picture", "a.svg"),
+        ("--compare", "Plain & simple", "--forest", "b.svg"),
+        ("--html", "c.html"),
+    ):
+        assert report(logs, "logs", *options, *names).returncode == 0
+    assert [(logs / file).read_text().count("Plain &amp; simple") > 0 for file in ("a.svg", "b.svg", "c.html")] == [True] * 3
+    assert "WGA" in (logs / "a.svg").read_text()
+    assert report(logs, "logs", "--format", "csv", *names).stdout.count("uniform,cmnist_gsc") == 2, "csv keeps what is typed"
+    refused = report(logs, "logs", "--names", "selector.unifrom=x")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.endswith("but got 'selector.unifrom': did you mean 'selector.uniform'?\n")
+
+
+def test_every_option_of_a_row_or_column_has_a_name_of_its_own():
+    for group in ("aggregator", "experiment", "method", "partition", "selector", "setting", "submodel"):
+        options = [file.stem for file in (conf_dir() / group).glob("*.yaml")]
+        names = {option_name(group, option) for option in options}
+        assert None not in names, group
+        assert len(names) == len(options), group
 
 
 def test_help_imports_nothing_heavy_and_a_table_no_torch(logs):
@@ -225,10 +256,10 @@ def test_settings_head_the_rows_where_they_differ(logs):
     done = report(logs, "logs")
     assert [line.split("|")[1].strip() for line in done.stdout.splitlines()[:4] if "--" not in line] == [
         "setting / selector",
-        "- / feddiverse",
-        "local / all",
+        "- / FedDiverse",
+        "Local / All clients",
     ]
-    assert report(logs, "logs", "--rows", "selector").stdout.startswith("| selector   |"), "as asked for"
+    assert report(logs, "logs", "--rows", "selector").stdout.startswith("| selector    |"), "as asked for"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:
     from fedfacet.runs.job import Job
+
+COMMANDS = ("train", "tune", "describe", "report", "attack", "serve", "client")
 
 USAGE = """usage: fedfacet train|tune|describe|report|attack|serve|client ARGS
 
@@ -51,13 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.argv = [sys.argv[0], *arguments]  # which Hydra reads itself
         run_jobs()
         return 0
-    if command in ("tune", "describe", "report", "attack", "serve", "client"):
+    if command in COMMANDS:
         sys.argv[0] = f"fedfacet {command}"  # as which it names itself
         return main_of(command)(arguments)
-    print_error(
-        "Expected one of the commands train, tune, describe, report, attack, serve and client, but got "
-        f"{command!r}: see --help."
-    )
+    near = get_close_matches(command, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else "see --help."
+    print_error(f"Expected one of the commands {', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}, but got {command!r}: {hint}")
     return 2
 
 

@@ -122,8 +122,8 @@ def test_written_in_every_form(runs, tmp_path):
     assert markdown[0].split("|")[1:3] == [" selector ", " experiment "]
     assert markdown[2].replace(" ", "").startswith("|same|gci|8|+0.00|[0.00,0.00]|[0.00,0.00]|1|1|-|notsignificant|")
     assert [line.split("|")[1].strip() for line in markdown[2:6]] == ["same", "better", "same", "worse"]
-    assert "**better**" in markdown[3]
-    assert r"\textbf{worse}" in to_latex(comparison.table())
+    assert markdown[3].endswith("|          better |")
+    assert "**" not in "".join(markdown), "bold is the best of a column of means, nothing else"
     assert r"\begin{tabular}{llrrrrrrrr}" in to_latex(comparison.table())
     lines = list(csv.DictReader(io.StringIO(to_csv(comparison.table()))))
     assert [line["verdict"] for line in lines] == ["not significant", "better", "not significant", "worse"]

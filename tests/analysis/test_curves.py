@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from fedfacet.analysis.curves import curves_of, draw_curves
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.plots.curves import looks_of
+from fedfacet.plots.style import WIDTHS
 
 METRIC = "test/acc"
 
@@ -103,6 +106,24 @@ def test_one_seed_has_no_spread_and_columns_have_panels(runs, tmp_path):
     assert lines[2][1:4] == ["fast", "1", "70.00"]
     assert lines[3][1:4] == ["slow", "2", "35.00 ± 7.07"]
     draw_curves(found, tmp_path / "curves.png")
+
+
+def test_lines_are_told_apart_without_colours():
+    looks = looks_of([str(place) for place in range(16)])
+    assert len({(look["linestyle"], look["marker"]) for look in looks.values()}) == 16
+
+
+@pytest.mark.parametrize("width", WIDTHS.values())
+def test_a_picture_fits_the_width_of_a_column_with_whole_names_in_letters_of_8_points(width, runs, tmp_path):
+    draw_curves(curves_of(runs, metric=METRIC), tmp_path / "curves.svg", width)
+    text = (tmp_path / "curves.svg").read_text()
+    assert f'width="{72 * width:g}pt"' in text
+    assert set(re.findall(r"font-size: ([\d.]+px)", text)) == {"8px"}
+    draw_curves(curves_of(runs, metric=METRIC), tmp_path / "curves.png", width)
+    with Image.open(tmp_path / "curves.png") as picture:
+        ink = np.asarray(picture.convert("L")) < 250
+    assert picture.size[0] == pytest.approx(200 * width, abs=1)
+    assert not ink[:, [0, -1]].any(), "nothing is cut"
 
 
 def test_written_and_drawn(runs, tmp_path):

@@ -18,13 +18,14 @@ from PIL import Image
 
 from fedfacet.analysis import page as pages
 from fedfacet.analysis.page import coded, page_of
-from fedfacet.analysis.page_pictures import selection_svg
+from fedfacet.analysis.page_pictures import selection_svg, swatches_of
 from fedfacet.analysis.runs import find_runs
 from fedfacet.analysis.study import keys_of
 from fedfacet.analysis.tables import make_table
 from fedfacet.analysis.writers import to_markdown
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.plots.curves import looks_of
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}&amp;`"
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -107,7 +108,7 @@ def make_runs(folder, selectors=("feddiverse", "uniform"), seeds=(0, 1), timed=F
             }  # fmt: skip
             (run / "summary.json").write_text(json.dumps(summary | changes))
             names = {
-                "class_names": ["cat"],
+                "class_names": ["cat", "dog"],
                 "attribute_names": ["indoors", "outdoors"],
                 "counts": [[[3, 3]], [[4, 1]], [[1, 4]]],
             }
@@ -175,7 +176,7 @@ def test_hostile_names_are_text(tmp_path):
     for run in logs.iterdir():
         partition = json.loads((run / "partition.json").read_text())
         (run / "partition.json").write_text(
-            json.dumps(partition | {"class_names": [HOSTILE], "attribute_names": [HOSTILE, "b"]})
+            json.dumps(partition | {"class_names": [HOSTILE, "dog"], "attribute_names": [HOSTILE, "b"]})
         )
     last = sorted(logs.iterdir())[-1]
     (last / "summary.json").write_text(json.dumps({"status": HOSTILE}))
@@ -214,7 +215,7 @@ def test_groups_clients_settings_and_digests(logs):
     assert page.table("test/acc_group in percent") == [
         ["group", "feddiverse", "uniform"],
         ["cat, indoors", "70.00 ± 5.00", "72.00 ± 5.00"],
-        ["cat, outdoors", "35.00 ± 2.50", "36.00 ± 2.50"],
+        ["cat, outdoors", "35.00 ± 2.50 (worst)", "36.00 ± 2.50 (worst)"],
     ]
     counts = page.table("In how many rounds")
     assert counts[0] == ["client", "type", "feddiverse", "uniform"]
@@ -242,6 +243,12 @@ def test_a_metric_of_a_group_has_the_groups_name(logs, capsys):
     (logs / "1" / "partition.json").write_text(json.dumps({"class_names": ["dog"], "attribute_names": ["in", "out"]}))
     assert main([str(logs), "--metric", metric]) == 0
     assert f"`{metric}` in percent" in capsys.readouterr().out  # runs that call it differently
+
+
+def test_as_many_rows_as_there_are_colours_have_a_swatch_each():
+    swatches = swatches_of(looks_of([str(row) for row in range(16)]))
+    assert len({(dashes, sign) for _, _, dashes, sign in swatches}) == 16
+    assert all(CSS.count(f" {colour}: ") == 2 for _, colour, *_ in swatches), "one for light pages, one for dark ones"
 
 
 def test_a_comparison_and_another_metric_come_where_they_are_asked_for(logs):

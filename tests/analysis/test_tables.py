@@ -74,22 +74,42 @@ def test_last_and_best_round_stand_side_by_side():
     ("lower", "marked"), [(False, ["10.00", "<u>20.00</u>", "**30.00**"]), (True, ["**10.00**", "<u>20.00</u>", "30.00"])]
 )
 def test_best_is_bold_and_second_underlined(lower, marked):
-    table = make_table([run("a", last=0.1), run("b", last=0.2), run("c", last=0.3)], lower_is_better=lower)
-    assert [cells_of(to_markdown(table.table()))[row][0] for row in "abc"] == [f"{text} (1)" for text in marked]
+    means = {"a": 0.1, "b": 0.2, "c": 0.3}
+    runs = [run(row, seed, last=mean + 1e-6 * seed) for row, mean in means.items() for seed in range(8)]
+    table = make_table(runs, lower_is_better=lower).table()
+    assert [cells_of(to_markdown(table))[row][0] for row in "abc"] == [
+        re.sub(r"(\d\d)\b(?!\.)", r"\1 ± 0.00", text) + " (8)" for text in marked
+    ]
+    assert table.notes[-1].startswith("Bold: the best of its column, where it is significantly better")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "close", "bold"), [(5, 0, False), (6, 0, True), (8, 0.3, False)], ids=["few seeds", "enough", "level"]
+)
+def test_the_best_is_bold_only_where_no_row_is_level_with_it(seeds, close, bold):
+    noise = np.random.default_rng(0).normal(size=seeds)
+    runs = [run("a", seed, last=0.5 + close * noise[seed]) for seed in range(seeds)]
+    runs += [run("b", seed, last=0.49) for seed in range(seeds)]
+    table = make_table(runs).table()
+    assert ("**" in to_markdown(table)) is bold
+    assert table.notes[-1].startswith("Bold: " if bold else "Nothing is bold: ")
 
 
 def test_marks_are_per_column_and_per_round():
-    runs = [run("a", last=0.1, best=0.9), run("b", last=0.2, best=0.8)]
-    runs += [run("a", last=0.7, best=0.1, experiment="gci"), run("b", last=0.6, best=0.2, experiment="gci")]
+    runs = [run(row, s, last=last, best=best) for row, last, best in (("a", 0.1, 0.9), ("b", 0.2, 0.8)) for s in range(6)]
+    gci = {"experiment": "gci"}
+    runs += [
+        run(row, s, last=last, best=best, **gci) for row, last, best in (("a", 0.7, 0.1), ("b", 0.6, 0.2)) for s in range(6)
+    ]
     shown = cells_of(to_markdown(make_table(runs).table()))
     assert [text.startswith("**") for text in shown["a"]] == [False, True, True, False]
     assert [text.startswith("**") for text in shown["b"]] == [True, False, False, True]
 
 
 def test_what_is_printed_equal_is_marked_equal():
-    table = make_table([run("a", last=0.30001), run("b", last=0.30002), run("c", last=0.2), run("d", last=0.1)])
-    shown = cells_of(to_markdown(table.table()))
-    assert [shown[row] for row in "abcd"] == [["**30.00** (1)"], ["**30.00** (1)"], ["<u>20.00</u> (1)"], ["10.00 (1)"]]
+    means = {"a": 0.3, "b": 0.20001, "c": 0.20002, "d": 0.1}
+    shown = cells_of(to_markdown(make_table([run(row, seed, last=m) for row, m in means.items() for seed in range(8)]).table()))
+    assert [shown[row][0][:9] for row in "abcd"] == ["**30.00 ±", "<u>20.00 ", "<u>20.00 ", "10.00 ± 0"]
 
 
 def test_a_lone_number_is_not_marked_and_has_no_deviation():
@@ -126,7 +146,7 @@ def test_a_seed_without_value_makes_the_cell_nan_and_is_named(value):
     )
     shown = cells_of(to_markdown(table.table()))
     assert shown["a"] == ["nan (2)"]
-    assert shown["c"] == ["**20.00** (1)"]
+    assert shown["c"] == ["20.00 (1)"]
     assert any("`a, cmnist_gsc` is nan" in note and "`logs/nan`" in note and "-0" not in note for note in table.notes)
 
 
@@ -134,7 +154,7 @@ def test_an_infinite_value_is_shown():
     table = make_table(
         [run("a", 0, last=math.inf), run("a", 1, last=1.5), run("b", last=0.25)], metric="test/loss", lower_is_better=True
     )
-    assert cells_of(to_markdown(table.table())) == {"selector": ["cmnist_gsc"], "a": ["<u>inf</u> (2)"], "b": ["**0.25** (1)"]}
+    assert cells_of(to_markdown(table.table())) == {"selector": ["cmnist_gsc"], "a": ["inf (2)"], "b": ["0.25 (1)"]}
 
 
 def test_only_accuracies_are_percentages():
@@ -337,7 +357,9 @@ def test_markdown_is_rectangular():
 
 def test_latex_is_balanced_and_rectangular():
     comments, text = re.match(r"((?:%[^\n]*\n)*)(.*)", to_latex(hostile().table()), re.DOTALL).groups()
-    assert comments == "% Needs \\usepackage{booktabs}.\n% Made with `python src/report.py 'a_b/*' --at both`.\n"
+    needs, provenance, made = comments.splitlines()
+    assert (needs, made) == (r"% Needs \usepackage{booktabs}.", "% Made with `python src/report.py 'a_b/*' --at both`.")
+    assert provenance.endswith("Commit: 0123456789ab. Hardware: cpu 2 cores.")
     bare = re.sub(r"\\[\\{}&%$#_]", "", text.replace(r"\\" + "\n", "@end\n"))
     depth = 0
     for character in bare:
@@ -365,18 +387,22 @@ def test_latex_can_be_referred_to_and_tells_no_paths_in_its_caption():
     text = to_latex(make_table(runs, command=told).table())
     assert r"  \label{tab:test-acc-worst-group-by-selector}" in text.splitlines()
     (caption,) = [line for line in text.splitlines() if r"\caption" in line]
-    assert "/home/me" not in caption
-    assert "Made with" not in caption
+    assert caption == (
+        r"  \caption{Worst-group accuracy (\%), after the last round (50); mean $\pm$ population standard deviation over seeds"
+        ", whose number is in parentheses.}"
+    )
     assert "% Made with `python src/report.py '/home/me/a b' --metric test/acc_worst_group`." in text.splitlines()
     assert "Made with" not in to_latex(make_table(runs).table())
 
 
 def test_latex_cells():
-    table = make_table([run("fed_a", 0, last=0.1), run("fed_a", 1, last=0.3), run("b", 0, last=0.5), run("b", 1, last=0.5)])
+    table = make_table(
+        [run(name, s, last=last[s % 2]) for name, last in (("fed_a", (0.1, 0.3)), ("b", (0.5, 0.5))) for s in range(6)]
+    )
     lines = to_latex(table.table()).splitlines()
     assert r"    selector & cmnist\_gsc \\" in lines
-    assert r"    fed\_a & \underline{20.00 $\pm$ 10.00} (2) \\" in lines
-    assert r"    b & \textbf{50.00 $\pm$ 0.00} (2) \\" in lines
+    assert r"    fed\_a & \underline{20.00 $\pm$ 10.00} (6) \\" in lines
+    assert r"    b & \textbf{50.00 $\pm$ 0.00} (6) \\" in lines
 
 
 @pytest.mark.parametrize("name", ["[1, 2]", "*"])

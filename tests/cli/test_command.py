@@ -15,8 +15,9 @@ def test_it_says_what_it_can_do(capsys):
     assert main([]) == main(["--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: fedfacet train|tune|describe|report|attack|serve|client ARGS")
     assert main(["trian"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "error: Expected one of the commands train, tune, describe, report, attack, serve and client, but"
+    assert capsys.readouterr().err == (
+        "error: Expected one of the commands train, tune, describe, report, attack, serve and client, but got 'trian': did you "
+        "mean train?\n"
     )
 
 

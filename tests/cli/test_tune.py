@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fedfacet.analysis.runs import load_run
-from fedfacet.commands.tune import main
+from fedfacet.commands.tune import _print_best, main
 from fedfacet.config import preflight
 from fedfacet.errors import ConfigError
 from fedfacet.runs.study import Dimension, Study
@@ -231,6 +231,25 @@ def test_without_optuna_it_says_what_to_install(tmp_path, monkeypatch, capfd):
     with pytest.raises(SystemExit):
         main([LR])
     assert '`pip install "fedfacet[tune]"`' in capfd.readouterr().err
+
+
+def test_trials_that_tie_are_named_once_for_each_draw(tmp_path, capsys):
+    space = {"selector": Dimension(("uniform", "pow_d"), None)}
+    study, drawn = Study(tmp_path, "default", space, {}, direction="maximize", seed=0), {}
+    for value in (0.5, 0.5, 0.5, 0.5, 0.25):
+        with study.next(5, ()) as (number, values):
+            study.tell(number, value)
+        if value == 0.5:
+            drawn.setdefault(values["selector"], number)
+    assert len(drawn) == 2
+    assert study.tied(0.5) == list(drawn.values())
+    _print_best(study.tied(0.5), study.best()[0], "val/acc = 0.5000", [], ["selector=uniform"], ["0"])
+    first, second = (number + 1 for number in drawn.values())
+    out = capsys.readouterr().out
+    assert out.endswith("selector=uniform seed=1,2,3 -m\n")
+    assert out.startswith(
+        f"trials {first}, {second} tie for the best: this search does not tell them apart\nthe first of them is trial {first},"
+    )
 
 
 def test_what_a_journal_says_that_nobody_draws_becomes_no_override(tmp_path):

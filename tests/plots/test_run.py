@@ -43,8 +43,10 @@ def test_areas_of_the_partition_are_the_counts(tmp_path, area):
     plots.plot_partition([InteractionMatrix([[60, 30], [90, 20]]), InteractionMatrix([[20, 50], [70, 60]])], path)
     colours = plots._group_colours(2, 2)
     areas = np.array([area(path, colour) for colour in colours], dtype=float)
-    # The legend's patches and the bars' blurred edges are what is not exact.
-    np.testing.assert_allclose(areas / areas.sum(), np.array([80, 80, 160, 80]) / 400, atol=0.01)
+    # The legend's patches and the bars' blurred edges are what is not exact. Hatches cover a part of every other group.
+    np.testing.assert_allclose(areas[::2] / areas[::2].sum(), np.array([80, 160]) / 240, atol=0.01)
+    np.testing.assert_allclose(areas[1::2] / areas[1::2].sum(), np.array([80, 80]) / 160, atol=0.02)
+    assert areas[1] < 0.85 * areas[0], "the second attribute value is hatched"
 
 
 def test_the_strip_beneath_the_clients_shows_their_types(tmp_path, area):

@@ -10,16 +10,23 @@ from typing import Any, NamedTuple
 from fedfacet.analysis.notes import listed
 from fedfacet.analysis.paired import LEVEL, PairedDifference, holm, paired_difference, smallest_p
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study, caption_of, group_runs, in_columns, ordered
-from fedfacet.analysis.writers import Marked, Table, distinguishing_columns
+from fedfacet.analysis.study import Study, caption_of, group_runs, in_columns, ordered, when_of
+from fedfacet.analysis.writers import Table, distinguishing_columns
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
-from fedfacet.plots.style import BLUE, VERMILION, saved_panels
+from fedfacet.plots.style import BLUE, VERMILION, columns_of, legend_columns, saved_panels
 
 FEWEST_PAIRED = 5
 """Seeds that two settings share where they are compared unasked; fewer say next to nothing."""
 
-_VERDICTS = {"better": BLUE, "worse": VERMILION, "not significant": "0.55"}
+_TESTS = {"permutation": "sign-flip permutation test", "t": "paired t test"}
+_VERDICTS: dict[str, dict[str, Any]] = {
+    "better": {"color": BLUE, "marker": ">"},
+    "worse": {"color": VERMILION, "marker": "<"},
+    "not significant": {"color": "0.55", "marker": "o", "markerfacecolor": "white"},
+}
+"""How a line is drawn; the markers tell verdicts apart without colours."""
+
 _WIDE = 5.0
 """A line whose interval is so many times as long as the median of its panel would make the others unreadable."""
 
@@ -54,6 +61,7 @@ class Comparison:
     lines: tuple[Line, ...]
     caption: str
     notes: tuple[str, ...]
+    title: str
 
     def verdict(self, line: Line) -> str:
         """Return ``better``, ``worse`` or ``not significant``."""
@@ -67,12 +75,12 @@ class Comparison:
         for line in self.lines:
             found, verdict = line.difference, self.verdict(line)
             cells = [
-                *(line.row, line.column, line.at, str(found.n), f"{found.mean:+{unit}}"),
+                *(self.study.row(line.row), self.study.column(line.column), line.at, str(found.n), f"{found.mean:+{unit}}"),
                 *(f"[{low:{unit}}, {high:{unit}}]" for low, high in (found.t_interval, found.bootstrap_interval)),
                 *(f"{p:.2g}" for p in (line.p, line.p_corrected)),
                 f"{found.seeds_needed:.0f}" if math.isfinite(found.seeds_needed) else "-",
             ]
-            rows.append([*cells, Marked(verdict, "bold") if line.significant else verdict])
+            rows.append([*cells, verdict])
             numbers.append((
                 *(line.row, line.column, line.at, self.baseline, found.n, " ".join(map(str, line.seeds)), found.mean),
                 *(found.std, *found.t_interval, *found.bootstrap_interval, found.p_t, found.p_permutation),
@@ -88,7 +96,8 @@ class Comparison:
         )
         label = f"{self.study.metric} against {self.baseline}"
         shown = distinguishing_columns(columns, rows, names=3)
-        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=[head, *numbers])
+        lines = [head, *numbers]
+        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=lines, title=self.title)
 
 
 def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation", **asked: Any) -> Comparison:
@@ -108,6 +117,7 @@ def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation
     study = Study(runs, **asked)
     groups = study.groups
     heads = ordered({row for row, _ in groups})
+    baseline = next((head for head in heads if study.row(head) == baseline), baseline)
     if baseline not in heads:
         raise ConfigError(f"Expected a row to compare with, but got {baseline!r}: name one of {', '.join(map(repr, heads))}.")
     notes = study.notes()
@@ -131,7 +141,12 @@ def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation
     lines = tuple(Line(*one, p, corrected) for one, p, corrected in zip(compared, p_values, holm(p_values), strict=True))
     notes += _note_on_resolution(lines) if test == "permutation" else _notes_on_no_spread(lines)
     origin = caption_of(study.finished, [study.metric], study.moments, command=study.command)
-    return Comparison(study, baseline, lines, _caption_of(test, baseline, lines, study.lower_is_better) + origin, tuple(notes))
+    title = (
+        f"{study.metric_name}, difference from {study.row(baseline)} {when_of(study.finished, study.moments)}, paired by seed, "
+        f"with 95 % intervals and p-values of the {_TESTS[test]}."
+    )
+    said = _caption_of(test, baseline, lines, study.lower_is_better)
+    return Comparison(study, baseline, lines, said + origin, tuple(notes), title)
 
 
 def usual_baseline(runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str]) -> str | None:
@@ -170,10 +185,9 @@ def _notes_on_no_spread(lines: Sequence[Line]) -> list[str]:
 
 
 def _caption_of(test: str, baseline: str, lines: Sequence[Line], lower_is_better: bool) -> str:
-    tested = "sign-flip permutation test" if test == "permutation" else "paired t test"
     return (
         f"Differences from `{baseline}`, paired by seed. 95 % intervals by Student's t and by the percentile bootstrap. "
-        f"Two-sided p-values of the {tested}, with Holm's correction over "
+        f"Two-sided p-values of the {_TESTS[test]}, with Holm's correction over "
         f"{_lines(sum(not math.isnan(line.p) for line in lines))}; not significant: a corrected p of {LEVEL} or more, "
         f"better: {'lower' if lower_is_better else 'higher'}. Seeds to decide: for a power of 80 % of the t test at this mean "
         "and spread, uncorrected. "
@@ -184,47 +198,55 @@ def _lines(number: int) -> str:
     return f"{number} {'line' if number == 1 else 'lines'}"
 
 
-def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draw the comparison as a forest plot into a picture, a panel per column and moment."""
+def draw_comparison(comparison: Comparison, path: Path, fit: float | None = None) -> None:
+    """Draw the comparison as a forest plot into a picture, a panel per column and moment; ``fit`` as for ``saved_panels``."""
     panels: dict[str, list[tuple[str, PairedDifference, str]]] = {}
+    study = comparison.study
     for line in comparison.lines:
-        panels.setdefault(f"{line.column}, {line.at}", []).append((line.row, line.difference, comparison.verdict(line)))
-    unit = "percentage points" if comparison.study.percent else comparison.study.metric
-    plot_forest(panels, comparison.baseline, f"difference, {unit}", path)
+        found = (study.row(line.row), line.difference, comparison.verdict(line))
+        panels.setdefault(f"{study.column(line.column)}, {line.at}", []).append(found)
+    unit = "percentage points" if study.percent else study.axis
+    plot_forest(panels, study.row(comparison.baseline), f"difference, {unit}", path, fit)
 
 
 def plot_forest(
-    panels: Mapping[str, Sequence[tuple[str, PairedDifference, str]]], baseline: str, label: str, path: Path
+    panels: Mapping[str, Sequence[tuple[str, PairedDifference, str]]],
+    baseline: str,
+    label: str,
+    path: Path,
+    fit: float | None = None,
 ) -> None:
     """Draw differences from a baseline into a picture; a panel has (name, difference, verdict) a line.
 
     A point is a mean difference, the thin line its interval by Student's t, the thick one that by the bootstrap. Differences
     that are not significant are grey. A line far longer than the others of its panel leaves the frame. An arrow stands where it
-    does, and its mean too if that is outside. ``label`` names the unit.
+    does, and its mean too if that is outside. ``label`` names the unit. ``fit`` is as for ``saved_panels``.
     """
     from matplotlib.lines import Line2D
 
     names = list(dict.fromkeys(name for lines in panels.values() for name, *_ in lines))
+    told = [f"better than {baseline}", f"worse than {baseline}", "not significant"]
+    legend = 3 if fit is None else legend_columns(told, fit)
 
     def size(rows: int, columns: int) -> tuple[float, float]:
-        return max(5.0, 1.4 + 2.3 * columns), 0.7 + rows * (0.55 + 0.2 * len(names))
+        return max(5.0, 1.4 + 2.3 * columns), 0.54 + 0.16 * -(-3 // legend) + rows * (0.55 + 0.2 * len(names))
 
-    with saved_panels(path, len(panels), size, sharey=True) as (figure, grid):
+    with saved_panels(path, len(panels), size, fit=fit, sharey=True) as (figure, grid):
         for axes, (panel, lines) in zip(grid, panels.items(), strict=True):
             axes.axvline(0, color="0.4", linewidth=0.9, zorder=1)
-            placed = {len(names) - names.index(name): (found, _VERDICTS[verdict]) for name, found, verdict in lines}
+            placed = {len(names) - names.index(name): (found, _VERDICTS[verdict]["color"]) for name, found, verdict in lines}
             for y, (found, colour) in placed.items():
                 axes.hlines(y, *found.t_interval, color=colour, linewidth=1, zorder=2)
                 axes.hlines(y, *found.bootstrap_interval, color=colour, linewidth=3, alpha=0.5, zorder=2)
-                axes.plot(found.mean, y, "o", color=colour, markersize=4, zorder=3)
+            for name, found, verdict in lines:
+                axes.plot(found.mean, len(names) - names.index(name), markersize=4, zorder=3, **_VERDICTS[verdict])
             axes.set(title=panel, ylim=(0.4, len(names) + 0.6))
             _frame(axes, placed)
             axes.set_yticks(range(len(names), 0, -1), names)
-        for axes in grid[-3:]:
+        for axes in grid[-columns_of(grid) :]:
             axes.set_xlabel(label)
-        handles = [Line2D([], [], color=colour, marker="o", markersize=4) for colour in _VERDICTS.values()]
-        labels = [f"better than {baseline}", f"worse than {baseline}", "not significant"]
-        figure.legend(handles, labels, loc="outside upper center", ncols=3)
+        handles = [Line2D([], [], markersize=4, **look) for look in _VERDICTS.values()]
+        figure.legend(handles, told, loc="outside upper center", ncols=legend)
 
 
 def _frame(axes: Any, lines: Mapping[int, tuple[PairedDifference, str]]) -> None:

@@ -17,7 +17,6 @@ from fedfacet.analysis.tables import cell_of
 from fedfacet.analysis.writers import Table, as_number, distinguishing_columns
 from fedfacet.errors import ConfigError
 from fedfacet.plots.curves import Band, plot_bands
-from fedfacet.plots.style import axis_name
 
 AGAINST = {"round": "round", "bytes": "megabytes down and up", "sim/clock": "simulated minutes"}
 """What can be drawn to the right -> what that is called."""
@@ -79,7 +78,13 @@ class Curves:
         for curve in self.curves:
             peaks, rounds = zip(*curve.peak_S(study.lower_is_better), strict=True)
             means = [cell_of(values, curve.seeds, study.std).shown(study.percent) for values in (curve.final_S, peaks)]
-            line = [curve.row, curve.column, str(len(curve.seeds)), *means, f"{statistics.median(rounds):g}"]
+            line = [
+                study.row(curve.row),
+                study.column(curve.column),
+                str(len(curve.seeds)),
+                *means,
+                f"{statistics.median(rounds):g}",
+            ]
             if threshold is not None:
                 reached = curve.rounds_to_S(threshold, study.lower_is_better)
                 middle, there = statistics.median(reached), sum(map(math.isfinite, reached))
@@ -89,7 +94,8 @@ class Curves:
                 values = zip(curve.rounds_R.tolist(), values_R, strict=True)
                 numbers += [(curve.row, curve.column, seed, round, value) for round, value in values]
         shown, label = distinguishing_columns(columns, rows, names=2), f"curves {study.metric}"
-        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=numbers)
+        title = f"{study.metric_name} by round, final and peak, mean ± {study.std} standard deviation over seeds."
+        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=numbers, title=title)
 
 
 def curves_of(runs: Sequence[Run], *, threshold: float | None = None, against: str = "round", **asked: Any) -> Curves:
@@ -132,12 +138,10 @@ def curves_of(runs: Sequence[Run], *, threshold: float | None = None, against: s
     return Curves(study, tuple(curves), threshold, against, named(study.finished, metric), caption, tuple(notes))
 
 
-def draw_curves(curves: Curves, path: Path) -> None:
-    """Draw mean and standard deviation by round, a panel per column."""
-    unit = " (%)" if curves.study.percent else ""
-    plot_bands(
-        bands_of(curves), f"{axis_name(curves.named)}{unit}", path, threshold=curves.threshold, across=AGAINST[curves.against]
-    )
+def draw_curves(curves: Curves, path: Path, fit: float | None = None) -> None:
+    """Draw mean and standard deviation by round, a panel per column; ``fit`` is as for ``saved_panels``."""
+    across, threshold = AGAINST[curves.against], curves.threshold
+    plot_bands(bands_of(curves), curves.study.axis, path, threshold=threshold, across=across, fit=fit)
 
 
 def bands_of(curves: Curves) -> dict[str, list[Band]]:
@@ -147,8 +151,11 @@ def bands_of(curves: Curves) -> dict[str, list[Band]]:
         mean_R = curve.values_SR.mean(axis=0)
         alone = len(curve.seeds) == 1
         std_R = np.zeros_like(mean_R) if alone else curve.values_SR.std(axis=0, ddof=curves.study.std == "sample")
-        name = curve.column if as_number(curve.column) is None else f"{curves.study.heads} {curve.column}"
-        panels.setdefault(name, []).append(Band(curve.row, curve.places_R, mean_R, mean_R - std_R, mean_R + std_R))
+        column = curves.study.column(curve.column)
+        name = column if as_number(column) is None else f"{curves.study.heads} {column}"
+        panels.setdefault(name, []).append(
+            Band(curves.study.row(curve.row), curve.places_R, mean_R, mean_R - std_R, mean_R + std_R)
+        )
     return panels
 
 

@@ -14,7 +14,7 @@ from fedfacet.analysis.comparison import compare_with, usual_baseline
 from fedfacet.analysis.curves import AGAINST, Curves, bands_of, curves_of
 from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on_unfinished
-from fedfacet.analysis.page_pictures import curves_svg, looks_of, selection_svg, swatches_of
+from fedfacet.analysis.page_pictures import curves_svg, selection_svg, swatches_of
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.selection import selection_of
 from fedfacet.analysis.study import (
@@ -31,6 +31,7 @@ from fedfacet.analysis.study import (
 from fedfacet.analysis.tables import make_table
 from fedfacet.analysis.writers import Marked, Table
 from fedfacet.errors import FedFacetError
+from fedfacet.plots.curves import looks_of
 from fedfacet.storage.atomic_write import atomic_write
 
 _OPTION = re.compile(r"(?<!\S)--[\w-]+")
@@ -48,7 +49,7 @@ class Part:
     heading: str = ""
     tables: list[Table] = field(default_factory=list)
     pictures: list[tuple[Markup, str]] = field(default_factory=list)
-    legend: list[tuple[str, str, str]] = field(default_factory=list)
+    legend: list[tuple[str, str, str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     folded: list[tuple[str, Table]] = field(default_factory=list)
 
@@ -72,9 +73,10 @@ def page_of(runs: Sequence[Run], **asked: Any) -> str:
     finished, baseline = page.study.finished, page.baseline
     if baseline is None:
         baseline = usual_baseline(finished, page.study.rows, page.study.columns)
+    shown = baseline if baseline is None else page.study.row(baseline)
     sections = {
         "accuracies": ("Accuracies", list(page.accuracies())),
-        "comparison": (f"Compared with {baseline}", list(page.comparison(baseline))),
+        "comparison": (f"Compared with {shown}", list(page.comparison(baseline))),
         "curves": ("Curves", list(page.curves())),
         "groups": ("Accuracy per group", list(page.groups())),
         "clients": ("Accuracy per client", list(page.clients())),
@@ -92,10 +94,10 @@ def page_of(runs: Sequence[Run], **asked: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"coded": coded, "marked": _marked}
-    number_of_runs = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
-    shown = {name: section for name, section in sections.items() if section[1]}
+    said = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
+    filled = {name: section for name, section in sections.items() if section[1]}
     template = environment.get_template("page.html.jinja")
-    return template.render(title=f"Report on {number_of_runs}", provenance=page.provenance(), sections=shown)
+    return template.render(title=f"Report on {said}", provenance=page.provenance(), sections=filled)
 
 
 def coded(text: str) -> Markup:
@@ -137,9 +139,10 @@ class _Page:
     baseline: str | None = None
     test: str = "permutation"
     command: str
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.study = Study(self.runs, *keys_of(self.runs, self.rows, self.columns), metric="", std=self.std)
+        self.study = Study(self.runs, *keys_of(self.runs, self.rows, self.columns), metric="", std=self.std, names=self.names)
         measured = {name for run in self.study.finished for name in run.at("last")}
         usual = [metric for metric in METRICS if metric in measured]
         wanted = [self.metric] if self.metric else []
@@ -147,7 +150,8 @@ class _Page:
         self.moment = self.at if self.at in MOMENTS else "last"
         self.by_column: dict[str, dict[str, Sequence[Run]]] = {}
         for row, column in in_columns(self.study.groups):
-            self.by_column.setdefault(column, {})[row] = self.study.groups[row, column]
+            of_column = self.by_column.setdefault(self.study.column(column), {})
+            of_column[self.study.row(row)] = self.study.groups[row, column]
 
     def provenance(self) -> dict[str, list[str]]:
         """Return what a reader must know of where the numbers come from."""
@@ -172,7 +176,7 @@ class _Page:
         """Return what is asked of one metric, as for ``Study``."""
         lower = smaller_is_better(metric) or (self.lower_is_better and metric == self.metric)
         study = self.study
-        shared = {"rows": study.rows, "columns": study.columns, "std": study.std}
+        shared = {"rows": study.rows, "columns": study.columns, "std": study.std, "names": self.names}
         return {**shared, "metric": metric, "lower_is_better": lower}
 
     def heading(self, column: str, names: Sequence[str]) -> str:
@@ -185,7 +189,7 @@ class _Page:
         names = list(dict.fromkeys(column.name for column in means[self.metrics[0]].columns))
         for name in names:
             table = page_tables.accuracies_table(means, name, self.study.finished, at, self.study.std)
-            yield Part(self.heading(name, names), [table])
+            yield Part(self.heading(self.study.column(name), [*map(self.study.column, names)]), [table])
 
     def comparison(self, baseline: str | None) -> Iterator[Part]:
         for metric in self.metrics if baseline is not None else ():
@@ -207,7 +211,8 @@ class _Page:
                 except FedFacetError as error:
                     part.notes.append(f"Not drawn against {AGAINST[against]}: {error}")
             if drawn:
-                looks = looks_of(ordered({curve.row for curves in drawn.values() for curve in curves.curves}))
+                heads = ordered({curve.row for curves in drawn.values() for curve in curves.curves})
+                looks = looks_of([self.study.row(head) for head in heads])
                 part.legend = swatches_of(looks)
                 part.pictures = [picture for curves in drawn.values() for picture in _pictures(curves, looks)]
                 part.tables.append(next(iter(drawn.values())).table())
@@ -227,15 +232,16 @@ class _Page:
         part, study = Part(), self.study
         types: Mapping[tuple[str, str], Sequence[str]] = {}
         try:
-            found = selection_of(self.runs, rows=study.rows, columns=study.columns)
-            types, table = found.types, found.table()
+            found = selection_of(self.runs, rows=study.rows, columns=study.columns, names=self.names)
+            types = {(study.row(row), study.column(column)): kinds for (row, column), kinds in found.types.items()}
+            table = found.table()
             part.tables += [table, *table.more]
             for row, column in in_columns(found.chosen)[:_MOST_MAPS]:
                 chosen_RK = found.chosen[row, column]
-                name = f"{row}, {column}" if len(self.by_column) > 1 else row
+                name = f"{study.row(row)}, {study.column(column)}" if len(self.by_column) > 1 else study.row(row)
                 (rounds, number), seed = chosen_RK.shape, found.evenness[row, column][0].seed
                 title = f"Who was selected by {name}, seed {seed}: {rounds} rounds, {number} clients."
-                part.pictures.append((selection_svg(chosen_RK, types[row, column], title), f"`{name}`"))
+                part.pictures.append((selection_svg(chosen_RK, found.types[row, column], title), f"`{name}`"))
             if part.pictures:
                 part.notes.append(
                     "In the pictures a line is a client, sorted by type, and a column a round; filled is selected. They show "
@@ -269,5 +275,5 @@ def _pictures(curves: Curves, looks: Mapping[str, Mapping[str, str]]) -> Iterato
         where = f", {name}" if len(panels) > 1 else ""
         ends = "; ".join(f"{band.name} ends at {band.mean_R[-1]:.4g}" for band in bands)
         title = f"{curves.named}{unit} over {across}{where}: {ends}."
-        svg = curves_svg(bands, looks, up=f"{curves.named}{unit}", across=across, title=title)
+        svg = curves_svg(bands, looks, up=curves.study.axis, across=across, title=title)
         yield svg, f"`{curves.named}`{unit} over {across}{where}"

@@ -12,30 +12,28 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from fedfacet.analysis.selection import draw_chosen
-from fedfacet.plots.curves import INK, LINES, Band, draw_bands
-from fedfacet.plots.style import BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, styled_figure
+from fedfacet.plots.curves import Band, draw_bands
+from fedfacet.plots.style import BLUE, GREEN, OLIVE, ORANGE, PINK, SKY, VERMILION, styled_figure
 
 _VARIABLES = {
     "black": "--ink", BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", PINK: "--pink", SKY: "--sky",
-    VERMILION: "--vermilion",
+    OLIVE: "--olive", VERMILION: "--vermilion",
 }  # fmt: skip
 """A colour of matplotlib's -> the variable of the page's style sheet that stands for it."""
 
 _THEMED = {"#000000": "--ink"} | {colour.lower(): variable for colour, variable in _VARIABLES.items()}
 _BOUND, _ON_PALE = "#666666", "#101010"  # around the pale strips of types, and their names
+_SIGNS = {"": "", "o": "●", "s": "■", "^": "▲"}
 _SWATCHES = {"-": "none", "--": "4 2", ":": "1.2 2", "-.": "6 2 1.2 2"}
 _WIDTH = 3.7  # inches
 _ROUND = "round"  # whose numbers are whole
 
 
-def looks_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return a colour and a style for each name's line; neighbours differ in both, for who sees no colours."""
-    return {name: {"color": INK[place % len(INK)], "linestyle": LINES[place % len(LINES)]} for place, name in enumerate(names)}
-
-
-def swatches_of(looks: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Return name, variable of the colour and SVG's dashes of each line, for the legend."""
-    return [(name, _VARIABLES[look["color"]], _SWATCHES[look["linestyle"]]) for name, look in looks.items()]
+def swatches_of(looks: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Return name, variable of the colour, SVG's dashes and marker of each line, for the legend."""
+    return [
+        (name, _VARIABLES[look["color"]], _SWATCHES[look["linestyle"]], _SIGNS[look["marker"]]) for name, look in looks.items()
+    ]
 
 
 def curves_svg(bands: Sequence[Band], looks: Mapping[str, Mapping[str, Any]], *, up: str, across: str, title: str) -> Markup:

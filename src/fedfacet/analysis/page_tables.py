@@ -33,7 +33,7 @@ def accuracies_table(means: Mapping[str, Means], column: str, runs: Sequence[Run
         std: as for ``Study``.
     """
     first = next(iter(means.values()))
-    lines: list[list[str | Marked]] = [[row] for row in first.rows]
+    lines: list[list[str | Marked]] = [[row[0]] for row in first.table().rows]
     over, low = [], []
     for metric, of_metric in means.items():
         shown = [place for place, one in enumerate(of_metric.columns, start=1) if one.name == column]
@@ -41,11 +41,10 @@ def accuracies_table(means: Mapping[str, Means], column: str, runs: Sequence[Run
         low += [of_metric.columns[place - 1].at for place in shown]
         for line, cells in zip(lines, of_metric.table().rows, strict=True):
             line += [cells[place] for place in shown]
-    directions = {bool(of_metric.lower_is_better) for of_metric in means.values()}
-    caption = meaning_of(runs, list(means), moments_of(runs, at), std, directions.pop() if len(directions) == 1 else None)
-    if directions:
-        caption += " Per column, the best is bold, the second underlined."
-    notes = tuple(dict.fromkeys(note for of_metric in means.values() for note in of_metric.notes))
+    caption = meaning_of(runs, list(means), moments_of(runs, at), std, None)
+    if lower := [f"`{metric}`" for metric, of_metric in means.items() if of_metric.lower_is_better]:
+        caption += f" Lower is better in {' and '.join(lower)}."
+    notes = tuple(dict.fromkeys(note for of_metric in means.values() for note in of_metric.table().notes))
     return Table(caption, [first.corner, *low], lines, notes=notes, over=over)
 
 
@@ -69,11 +68,8 @@ def groups_table(rows: Rows, moment: str, std: str) -> Table | None:
         means = [f"{cell.mean:.2f}" for cell in cells]
         worst = min((float(mean) for mean in means if mean != "nan"), default=None)
         for line, cell, mean in zip(lines, cells, means, strict=True):
-            line.append(Marked(_told(cell), "bold") if worst is not None and float(mean) == worst else _told(cell))
-    caption = (
-        f"`test/acc_group` in percent, {MOMENTS[moment]}. Mean ± {std} standard deviation over seeds. The worst of each column "
-        "is bold."
-    )
+            line.append(_told(cell) + (" (worst)" if worst is not None and float(mean) == worst else ""))
+    caption = f"`test/acc_group` in percent, {MOMENTS[moment]}. Mean ± {std} standard deviation over seeds."
     return Table(caption, ["group", *rows], lines)
 
 

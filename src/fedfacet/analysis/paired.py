@@ -91,6 +91,12 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> PairedDifferenc
     )
 
 
+def sign_flip_p(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the p-value of the sign-flip permutation test, as ``PairedDifference`` has it."""
+    d_N = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
+    return _permutation(d_N) if len(d_N) > 1 and np.isfinite(d_N).all() else math.nan
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     r"""Return Holm's corrected p-values, :math:`\max_{j \le i} \min(1, (m - j + 1)\, p_{(j)})` in the order given.
 

@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 _MOST_ROUNDS = 100
 """Columns of a heat map; more rounds are put together, or a column would be thinner than a dot."""
 
+_NARROWEST = 2.2  # of heat maps side by side, in inches
 _MOST_ROWS, _ACROSS = 6, 3
 """Rows of one column that stand below each other, and columns in which more than these stand."""
+
+_TITLE = "How evenly clients were selected, means over seeds."
 
 OVERLAP = (
     "How alike two settings choose: the Jaccard index of their cohorts of the same round and seed, the mean over rounds and "
@@ -95,7 +98,8 @@ class Selection:
             )
             rounds = [one.coverage for one in runs if one.coverage is not None]
             by = f"{fmean(rounds):.4g}" if len(rounds) == len(runs) else f"{len(rounds)} of {len(runs)} runs"
-            line = [*place, str(len(runs)), f"{clients:.3g}", f"{never:.3g}", by, f"{gini:.3f}", f"{jain:.3f}", f"{gap:.4g}"]
+            heads = self.study.row(place[0]), self.study.column(place[1])
+            line = [*heads, str(len(runs)), f"{clients:.3g}", f"{never:.3g}", by, f"{gini:.3f}", f"{jain:.3f}", f"{gap:.4g}"]
             rows.append(line)
         columns = [self.study.corner, self.study.heads, "seeds", "clients a round", "never", "everybody by", "Gini", "Jain"]
         numbers: list[tuple[Any, ...]] = [
@@ -106,7 +110,7 @@ class Selection:
                 everybody = "" if one.coverage is None else one.coverage
                 numbers.append((*place, one.seed, one.places, one.never, everybody, one.gini, one.jain, one.gap))
         shown, more = distinguishing_columns([*columns, "longest gap"], rows, names=2), list(self._overlaps())
-        return Table(self.caption, **shown, notes=self.notes, label="selection", numbers=numbers, more=more)
+        return Table(self.caption, **shown, notes=self.notes, label="selection", numbers=numbers, more=more, title=_TITLE)
 
     def _overlaps(self) -> Iterator[Table]:
         """Yield a matrix of settings x settings per column."""
@@ -117,8 +121,9 @@ class Selection:
             for (row, other, head), values in self.overlap.items():
                 if head == column:
                     means[row, other] = means[other, row] = f"{fmean(values):.2f}"
-            rows = [[row, *(means.get((row, other), "") for other in heads)] for row in heads]
-            yield Table(OVERLAP, [f"overlap, {column}" if several else "overlap", *heads], rows)
+            names = [self.study.row(head) for head in heads]
+            rows = [[name, *(means.get((row, other), "") for other in heads)] for name, row in zip(names, heads, strict=True)]
+            yield Table(OVERLAP, [f"overlap, {self.study.column(column)}" if several else "overlap", *names], rows)
 
 
 def selection_of(runs: Sequence[Run], **asked: Any) -> Selection:
@@ -196,16 +201,18 @@ def alikeness(one_RK: Chosen, other_RK: Chosen) -> float:
     return float(np.where(any_R, both_R / np.maximum(any_R, 1), 1.0).mean())
 
 
-def draw_selection(found: Selection, path: Path) -> None:
+def draw_selection(found: Selection, path: Path, fit: float | None = None) -> None:
     """Draw a heat map of rounds and clients into a picture, of the run of each setting's lowest seed.
 
-    Clients are sorted by type, which a strip beside them shows. Many rows of one column stand in three columns.
+    Clients are sorted by type, which a strip beside them shows. Many rows of one column stand in three columns. A picture that
+    has to ``fit`` a width in inches has no title: its caption says what it shows.
     """
     chosen = found.chosen
     rows, columns = (ordered({place[axis] for place in chosen}) for axis in (0, 1))
     wrapped = len(columns) == 1 and len(rows) > _MOST_ROWS
-    height, width = (math.ceil(len(rows) / _ACROSS), _ACROSS) if wrapped else (len(rows), len(columns))
-    with saved_figure(path, 1.2 + 3.4 * width, 0.6 + 1.5 * height) as figure:
+    across = _ACROSS if fit is None else max(1, int(fit / _NARROWEST))
+    height, width = (math.ceil(len(rows) / across), across) if wrapped else (len(rows), len(columns))
+    with saved_figure(path, 1.2 + 3.4 * width if fit is None else fit, 0.6 + 1.5 * height) as figure:
         grid: Any = figure.subplots(height, width, squeeze=False)
         panels = [(row, column) for row in rows for column in columns]
         for place, axes in enumerate(grid.ravel()):
@@ -215,16 +222,17 @@ def draw_selection(found: Selection, path: Path) -> None:
                 continue
             draw_chosen(axes, chosen[row, column], found.types[row, column])
             if wrapped:
-                axes.set_title(row)
+                axes.set_title(found.study.row(row))
             elif row == rows[0] and len(columns) > 1:
-                axes.set_title(column)
+                axes.set_title(found.study.column(column))
             if column == columns[0] and not wrapped:
-                axes.set_ylabel(row, rotation=0, ha="right", va="center")
+                axes.set_ylabel(found.study.row(row), rotation=0, ha="right", va="center")
             if row in (rows[-width:] if wrapped else rows[-1:]):
                 axes.set_xlabel("round")
         many = any(chosen_RK.shape[1] > crowd.MOST_BARS for chosen_RK in chosen.values())
         dark = "(the more the darker), several clients a line" if many else "(dark), a line per client"
-        figure.suptitle(f"Who was selected {dark}, sorted by type", fontsize=8)
+        if fit is None:
+            figure.suptitle(f"Who was selected {dark}, sorted by type", fontsize=8)
 
 
 def draw_chosen(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[str]) -> None:
@@ -245,7 +253,7 @@ def draw_chosen(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[str]
         start, count = sorted_types.index(kind), sorted_types.count(kind)
         strip: dict[str, Any] = {"color": TYPE_COLOURS[kind], "clip_on": False, "linewidth": 0}
         axes.barh(start + count / 2, -0.06 * rounds, height=count, left=0.5, **strip)
-        axes.text(0.5 - 0.03 * rounds, start + count / 2, kind, ha="center", va="center", fontsize=6)
+        axes.text(0.5 - 0.03 * rounds, start + count / 2, kind, ha="center", va="center", fontsize=7)
     axes.set(xlim=(0.5 - 0.06 * rounds, rounds + 0.5), ylim=(number, 0), yticks=[])
     ticks = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=True).tick_values(0, rounds)
     axes.set_xticks([tick for tick in ticks if 1 <= tick <= rounds])

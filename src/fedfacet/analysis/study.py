@@ -2,20 +2,22 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import pairwise
 
 from fedfacet.analysis.audits import clash, is_of_attack
 from fedfacet.analysis.groups import named
+from fedfacet.analysis.names import metric_name
 from fedfacet.analysis.notes import beside_the_seed, how_to_measure, listed, notes_on, notes_on_unfinished, some
 from fedfacet.analysis.runs import Run, differing_keys, spelled, telling_keys
 from fedfacet.analysis.writers import MADE_WITH, as_number
 from fedfacet.arguments import check_choice
 from fedfacet.data.own_data import OWN_DATA
 from fedfacet.errors import ConfigError
+from fedfacet.plots.style import axis_name
 
 MOMENTS = {
     "last": "after the last round",
@@ -53,6 +55,7 @@ class Study:
         std: ``"population"`` or ``"sample"``.
         lower_is_better: whether the smallest value of a column is its best.
         command: what the user typed, for the caption.
+        names: what readers call options, keys and metrics, as of ``names_for``.
 
     Raises:
         ConfigError: if no run has finished, no run has such a key or metric or a best round, or, once the cells are asked for,
@@ -68,6 +71,7 @@ class Study:
     std: str = "population"
     lower_is_better: bool = False
     command: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_choice("std", self.std, ("population", "sample"))
@@ -83,12 +87,37 @@ class Study:
     @property
     def corner(self) -> str:
         """What heads the rows' names."""
-        return " / ".join(self.rows)
+        return " / ".join(self.names.get(key, key) for key in self.rows)
 
     @property
     def heads(self) -> str:
         """What the columns' names are values of."""
-        return " / ".join(self.columns)
+        return " / ".join(self.names.get(key, key) for key in self.columns)
+
+    def row(self, head: str) -> str:
+        """Return what readers call a row."""
+        return self._called(head, self.rows)
+
+    def column(self, head: str) -> str:
+        """Return what readers call a column."""
+        return self._called(head, self.columns)
+
+    def _called(self, head: str, keys: Sequence[str]) -> str:
+        values = head.split(" / ")
+        if len(values) != len(keys):  # of a value that has the sign itself
+            return head
+        return " / ".join(self.names.get(f"{key}.{value}", value) for key, value in zip(keys, values, strict=True))
+
+    @property
+    def metric_name(self) -> str:
+        """What sentences and heads call the metric."""
+        return self.names.get(self.metric) or metric_name(named(self.finished, self.metric), percent=self.percent)
+
+    @property
+    def axis(self) -> str:
+        """What the axis of a picture calls the metric."""
+        unit = " (%)" if self.percent else ""
+        return self.names.get(self.metric) or f"{axis_name(named(self.finished, self.metric))}{unit}"
 
     @cached_property
     def finished(self) -> list[Run]:
@@ -289,19 +318,22 @@ def caption_of(
     return f"{meaning_of(runs, metrics, moments, std, lower_is_better)} {origin_of(runs, command)}"
 
 
+def when_of(runs: Sequence[Run], moments: Sequence[str]) -> str:
+    """Return when runs are read."""
+    last = listed(int(run.at("last")["round"]) for run in runs if "round" in run.at("last"))
+    rules = MOMENTS | {"last": f"{MOMENTS['last']} ({last})"}
+    return "; ".join(f"{moment}: {rules[moment]}" for moment in moments) if len(moments) > 1 else rules[moments[0]]
+
+
 def meaning_of(
     runs: Sequence[Run], metrics: Sequence[str], moments: Sequence[str], std: str | None, lower_is_better: bool | None
 ) -> str:
     """Return the beginning of a caption: what the numbers of a table are."""
-    last = listed(int(run.at("last")["round"]) for run in runs if "round" in run.at("last"))
-    rules = MOMENTS | {"last": f"{MOMENTS['last']} ({last})"}
-    rule = "; ".join(f"{moment}: {rules[moment]}" for moment in moments) if len(moments) > 1 else rules[moments[0]]
     what = " and ".join(named(runs, metric, "`") + (" in percent" if in_percent(metric) else "") for metric in metrics)
-    best = f"Per column, the best ({'lowest' if lower_is_better else 'highest'}) is bold, the second underlined."
     sentences = [
-        f"{what}, {rule}.",
+        f"{what}, {when_of(runs, moments)}.",
         *([] if std is None else [f"Mean ± {std} standard deviation over seeds, number of seeds in parentheses."]),
-        *([] if lower_is_better is None else [best]),
+        *(["Lower is better."] if lower_is_better else []),
     ]
     return " ".join(sentences)
 

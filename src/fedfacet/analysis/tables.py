@@ -8,22 +8,35 @@ from typing import Any, NamedTuple
 
 from fedfacet.analysis.notes import measured
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study, caption_of, head_of, ordered
+from fedfacet.analysis.study import Study, caption_of, head_of, ordered, when_of
 from fedfacet.analysis.writers import Marked, Table
 
 PAPER = "paper"  # the `at` of a column with a paper's numbers
+
+SPREAD = "mean ± {} standard deviation over seeds, whose number is in parentheses"
+
+_BOLD = (
+    "Bold: the best of its column, where it is significantly better than each other row (sign-flip test paired by seed, "
+    "Holm-corrected p < 0.05). Underlined: the second of such a column."
+)
+_NOT_BOLD = (
+    "Nothing is bold: no column's best is significantly better than each other row (sign-flip test paired by seed, "
+    "Holm-corrected p < 0.05). It takes six seeds or more."
+)
+_FEWEST_SEEDS = 6  # with fewer, no p-value of the sign-flip test is below 0.05
 
 
 class Cell(NamedTuple):
     """One metric over the seeds of one setting, in the table's unit.
 
     ``mean`` is NaN where a seed has no value or there is no seed, ``std`` below two seeds. ``seeds`` ascend; they are empty
-    where no run measured the metric.
+    where no run measured the metric. ``values`` are those of the seeds, in their order; a paper's number has none.
     """
 
     mean: float
     std: float
     seeds: tuple[int, ...]
+    values: tuple[float, ...] = ()
 
     def shown(self, percent: bool) -> str:
         """Return the mean, and the standard deviation where there is one."""
@@ -48,7 +61,8 @@ class Means:
 
     ``corner`` holds the keys whose values head the rows. One setting's last and best round are neighbouring columns. Where
     ``lower_is_better`` is ``None``, a column has no best value, because its rows are of different kinds. ``caption`` says what
-    the numbers are and where they come from; ``notes`` says what a reader must know before trusting a cell, one sentence each.
+    the numbers are and where they come from. ``title`` says the former in one sentence. ``notes`` says what a reader must know
+    before trusting a cell, one sentence each. ``study`` names rows and columns, if there is one.
     """
 
     corner: str
@@ -60,21 +74,25 @@ class Means:
     caption: str
     notes: tuple[str, ...]
     metric: str
+    title: str = ""
+    study: Study | None = None
 
     def table(self) -> Table:
         """Return a line per row; in CSV a line per cell, whose ``n`` is 0 and whose values are empty without runs."""
         several = len({column.at for column in self.columns}) > 1
-        heads = [f"{column.name}, {column.at}" if several else column.name for column in self.columns]
-        lines: list[list[str | Marked]] = [[row] for row in self.rows]
+        names = [column.name if self.study is None else self.study.column(column.name) for column in self.columns]
+        heads = [f"{name}, {column.at}" if several else name for name, column in zip(names, self.columns, strict=True)]
+        lines: list[list[str | Marked]] = [[row if self.study is None else self.study.row(row)] for row in self.rows]
         numbers: list[Sequence[Any]] = [("row", "column", "mean", "std", "n", "seeds", "at")]
+        compared = []
         for column in self.columns:
             # Ranks follow the printed digits: what looks equal is marked equal.
             means = {row: _printed(self.cells[row, column].mean, self.percent) for row in self.rows}
             lower_is_better = self.lower_is_better if column.lower_is_better is None else column.lower_is_better
             ranks = sorted({float(mean) for mean in means.values() if mean != "nan"}, reverse=not lower_is_better)
-            # A lone number, or one that all rows share, has won against nobody.
-            won = len(ranks) > 1 and lower_is_better is not None
-            marks = dict(zip(ranks, ("bold", "underlined"), strict=False)) if won else {}
+            leads = None if lower_is_better is None else _leads([self.cells[row, column] for row in self.rows], lower_is_better)
+            compared += [] if leads is None else [leads]
+            marks = dict(zip(ranks, ("bold", "underlined"), strict=False)) if leads else {}
             for line, (row, mean) in zip(lines, means.items(), strict=True):
                 cell = self.cells[row, column]
                 text, rest = cell.shown(self.percent), "" if column.at == PAPER else f" ({len(cell.seeds)})"
@@ -91,7 +109,25 @@ class Means:
                 number = "" if column.at == PAPER else len(cell.seeds)
                 numbers.append((row, column.name, *values, number, " ".join(map(str, cell.seeds)), column.at))
         label = f"{self.metric} by {self.corner}"
-        return Table(self.caption, [self.corner, *heads], lines, notes=self.notes, label=label, numbers=numbers)
+        notes = (*self.notes, *([_BOLD if any(compared) else _NOT_BOLD] if compared else []))
+        columns = [self.corner, *heads]
+        return Table(self.caption, columns, lines, notes=notes, label=label, numbers=numbers, title=self.title)
+
+
+def _leads(cells: Sequence[Cell], lower_is_better: bool) -> bool | None:
+    """Tell whether the best of a column is significantly better than each other row; ``None`` where there are no two rows."""
+    rows = [dict(zip(cell.seeds, cell.values, strict=True)) for cell in cells if cell.values and math.isfinite(cell.mean)]
+    if len(rows) < 2:
+        return None
+    best, *others = sorted(rows, key=lambda row: statistics.fmean(row.values()), reverse=not lower_is_better)
+    shared = [sorted(best.keys() & other.keys()) for other in others]
+    if min(map(len, shared)) < _FEWEST_SEEDS:
+        return False
+    from fedfacet.analysis.paired import LEVEL, holm, sign_flip_p  # late: it loads torch
+
+    pairs = zip(shared, others, strict=True)
+    p_values = [sign_flip_p([best[seed] for seed in seeds], [other[seed] for seed in seeds]) for seeds, other in pairs]
+    return all(p < LEVEL for p in holm(p_values))
 
 
 def make_table(runs: Sequence[Run], **asked: Any) -> Means:
@@ -124,7 +160,8 @@ def make_table(runs: Sequence[Run], **asked: Any) -> Means:
         unfinished = any(not run.finished for run in runs)
         notes.insert(int(unfinished), "No run has a best round by validation, so it is not shown.")
     caption = caption_of(study.finished, [metric], study.moments, study.std, best, study.command)
-    return Means(study.corner, rows, columns, cells, percent, best, caption, tuple(notes), metric)
+    title = f"{study.metric_name}, {when_of(study.finished, study.moments)}; {SPREAD.format(study.std)}."
+    return Means(study.corner, rows, columns, cells, percent, best, caption, tuple(notes), metric, title, study)
 
 
 def cell_over_seeds(members: Sequence[Run], metric: str, moment: str, *, percent: bool, std: str) -> Cell:
@@ -141,7 +178,7 @@ def cell_of(values: Sequence[float], seeds: Sequence[int], std: str) -> Cell:
     # The statistics module cannot take the deviation of infinities or NaN.
     if len(values) > 1 and all(map(math.isfinite, values)):
         spread = statistics.pstdev(values) if std == "population" else statistics.stdev(values)
-    return Cell(statistics.fmean(values) if values else math.nan, spread, tuple(seeds))
+    return Cell(statistics.fmean(values) if values else math.nan, spread, tuple(seeds), tuple(values))
 
 
 def _printed(value: float, percent: bool) -> str:

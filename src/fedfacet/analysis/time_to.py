@@ -14,7 +14,7 @@ from fedfacet.analysis.study import Study, group_runs, in_columns, in_percent, o
 from fedfacet.analysis.tables import cell_of
 from fedfacet.analysis.writers import Table, distinguishing_columns
 from fedfacet.errors import ConfigError
-from fedfacet.plots.style import BLUE, ORANGE, VERMILION, axis_name, saved_panels
+from fedfacet.plots.style import BLUE, ORANGE, VERMILION, saved_panels
 
 CLOCK = "sim/clock"
 
@@ -59,7 +59,8 @@ class TimeTo:
         study = self.study
         columns = [study.corner, study.heads, "seeds", *(f"minutes to {target:g}" for target in self.targets)]
         rows = [
-            [*place, str(len(cells[0])), *(_cell(cell, study.std) for cell in cells)] for place, cells in self.settings.items()
+            [study.row(row), study.column(column), str(len(cells[0])), *(_cell(cell, study.std) for cell in cells)]
+            for (row, column), cells in self.settings.items()
         ]
         numbers: list[Sequence[Any]] = [("row", "column", "seed", "metric", "target", "minutes", "round", "best")]
         for (row, column, target), reached in self.found.items():
@@ -67,7 +68,8 @@ class TimeTo:
                 when = ("", "") if one.round is None else (one.minutes, one.round)
                 numbers.append((row, column, one.seed, study.metric, target, *when, one.best))
         shown, label = distinguishing_columns(columns, rows, names=2), f"time to {study.metric}"
-        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=numbers)
+        title = f"Simulated minutes to targets of {study.metric_name}, mean ± {study.std} standard deviation over seeds."
+        return Table(self.caption, **shown, notes=self.notes, label=label, numbers=numbers, title=title)
 
 
 def time_to(runs: Sequence[Run], *, targets: Sequence[float], **asked: Any) -> TimeTo:
@@ -115,10 +117,11 @@ def time_to(runs: Sequence[Run], *, targets: Sequence[float], **asked: Any) -> T
     return TimeTo(study, tuple(targets), found, caption, tuple(notes))
 
 
-def draw_times(found: TimeTo, path: Path) -> None:
+def draw_times(found: TimeTo, path: Path, fit: float | None = None) -> None:
     """Draw the minutes into a picture, on a logarithmic axis, a panel per column and a line per row.
 
     Each target has a marker: at the mean over seeds, hollow if some seeds miss the target, and small and pale for each seed.
+    ``fit`` is as for ``saved_panels``.
     """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
@@ -135,7 +138,7 @@ def draw_times(found: TimeTo, path: Path) -> None:
     def size(rows: int, columns: int) -> tuple[float, float]:
         return 1.0 + 3.2 * columns, 0.5 + rows * (0.7 + 0.28 * len(names))
 
-    with saved_panels(path, len(panels), size, sharey=True) as (figure, grid):
+    with saved_panels(path, len(panels), size, fit=fit, sharey=True) as (figure, grid):
         for axes, panel in zip(grid, panels, strict=True):
             lines = {row: minutes for (row, column), minutes in settings.items() if column == panel}
             all_minutes = [minutes for line in lines.values() for of in line for minutes in of]
@@ -153,16 +156,18 @@ def draw_times(found: TimeTo, path: Path) -> None:
                 place: dict[str, Any] = {"xytext": (0 if last is None else 6, 0), "textcoords": "offset points", "va": "center"}
                 at = (first if last is None else last, y)
                 axes.annotate(_missed(targets, line, seeds), at, color="0.3", fontsize=7, **place)
-            axes.set(title=panel, xlabel="simulated minutes (logarithmic)", ylim=(0.4, len(names) + 0.6))
+            axes.set(title=found.study.column(panel), xlabel="simulated minutes (logarithmic)", ylim=(0.4, len(names) + 0.6))
             if all_minutes:
                 axes.set_xscale("log")
                 axes.set_xlim(first / 1.2, max(all_minutes) * 1.3)
                 axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
                 axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.set_yticks(range(len(names), 0, -1), names)
+            axes.set_yticks(range(len(names), 0, -1), map(found.study.row, names))
         handles = [Line2D([], [], linestyle="none", marker=marker, color=colour, markersize=5) for marker, colour in looks]
-        figure.legend(handles, targets, loc="outside upper center", ncols=len(targets), title=axis_name(found.study.metric))
+        figure.legend(
+            handles, targets, loc="outside upper center", ncols=len(targets), title=found.study.axis.removesuffix(" (%)")
+        )
 
 
 def _missed(targets: Sequence[str], minutes: Sequence[Sequence[float]], seeds: int) -> str:

@@ -37,6 +37,8 @@ _ATTACKED = {"after_training": "trained_test/acc_mean", "received": "received_te
 
 
 _INK = ("black", *COLOURS)
+_FILLS: Any = ("full", "none", "left", "bottom", "right", "top")  # of a colour's markers
+_NARROWEST = 2.2  # of panels side by side, in inches
 _MARKERS = (*"osD^vP*X<>pdh", (4, 1, 45), (3, 1, 0), (6, 1, 0))  # of matplotlib; the last are stars of so many points
 
 
@@ -101,9 +103,15 @@ class Tradeoff:
         rows, numbers = [], [("dataset", "row", "column", "seed", *names)]
         for one in self.settings:
             place = (one.dataset, one.row, one.column)
-            rows.append([*place, str(len(one.seeds)), *map(one.shown, names)])
+            shown = (
+                self.study.names.get(f"dataset.{one.dataset}", one.dataset),
+                self.study.row(one.row),
+                self.study.column(one.column),
+            )
+            rows.append([*shown, str(len(one.seeds)), *map(one.shown, names)])
             numbers += [(*place, *of_seed) for of_seed in zip(one.seeds, *(one.values[name] for name in names), strict=True)]
-        return Table(self.caption, columns, rows, names=3, notes=self.notes, label="tradeoff", numbers=numbers)
+        title = f"{self.study.metric_name} beside test accuracies (%), means over seeds, with 95 % intervals in brackets."
+        return Table(self.caption, columns, rows, names=3, notes=self.notes, label="tradeoff", numbers=numbers, title=title)
 
 
 def tradeoff_of(
@@ -113,6 +121,7 @@ def tradeoff_of(
     columns: Sequence[str] | None = None,
     metric: str = METRIC,
     command: str | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Tradeoff:
     """Return what attacks find, or a gap between groups, and how accurate models are, per data set and setting.
 
@@ -127,6 +136,7 @@ def tradeoff_of(
             run has such a number for the model's width; for the aggregator where the metric is a gap.
         metric: of attacks, or of group fairness.
         command: what the user typed, for the caption.
+        names: as for ``Study``.
 
     Raises:
         ConfigError: as ``Study``, or for another ``metric``.
@@ -144,17 +154,18 @@ def tradeoff_of(
     if rows is None:
         shown = "model.width" in columns or len({run.setting("model.width") for run in runs}) == 1
         rows = ["submodel"] if shown else ["submodel", "model.width"]
-    study, names = Study(runs, rows, columns, metric, command=command), (metric, *accuracies)
+    study = Study(runs, rows, columns, metric, command=command, names=names or {})
+    measured = (metric, *accuracies)
     for name in accuracies:
         check_metric(study.finished, name, study.moments)
     notes, settings = notes_on_unfinished(runs), []
     for dataset in ordered({str(run.setting("dataset")) for run in study.finished}):
         groups = group_runs([run for run in study.finished if str(run.setting("dataset")) == dataset], rows, columns)
-        for name in names:
+        for name in measured:
             notes += notes_on(groups, name, study.moments, study.keys)
         for row, column in in_columns(groups):
             members = groups[row, column]
-            values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in names}
+            values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in measured}
             settings.append(Setting(dataset, row, column, tuple(run.seed for run in members), values))
     attacked = {
         _ATTACKED[moment]
@@ -170,16 +181,17 @@ def tradeoff_of(
         else f"What attacks find (`{metric}`) beside accuracies on the test set. Clients' are means over clients: of the "
         "models as they receive them, which the thesis shows, and after local training. "
     ) + "In brackets 95 % intervals by Student's t over seeds. "
-    caption = sentence + caption_of(study.finished, names, study.moments, command=command)
+    caption = sentence + caption_of(study.finished, measured, study.moments, command=command)
     return Tradeoff(study, accuracies, tuple(sorted(attacked)), tuple(settings), caption, tuple(dict.fromkeys(notes)))
 
 
-def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
+def draw_tradeoff(tradeoff: Tradeoff, path: Path, fit: float | None = None) -> None:
     """Draw accuracies upwards over what attacks find into a picture, a row of panels per data set.
 
     In each panel the further up and left, the better. All panels of a row but the last share their heights: that is the
     server's. Dashes stand where an attacker is who knows nothing. Settings without a value are left out. Where a data set has
-    one setting per marker, each has its name beside it. Otherwise a legend names markers and colours.
+    one setting per marker, each has its name beside it. Otherwise a legend names markers and colours, which also fill the
+    markers in different ways. A picture that has to ``fit`` a narrow width in inches has its panels below each other.
     """
     study, names = tradeoff.study, list(tradeoff.accuracies)
     extents = {one: one.extent(study.metric) for one in tradeoff.settings}
@@ -194,13 +206,22 @@ def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
     markers, colours = list(dict.fromkeys(one.row for one in xs)), list(dict.fromkeys(one.column for one in xs))
     named = all(len({one.row for one in of}) == len(of) for of in rows.values())
     looks: dict[str, Any] = {name: "o" if named else _MARKERS[place % len(_MARKERS)] for place, name in enumerate(markers)}
-    inks = {name: _INK[place % len(_INK)] for place, name in enumerate(markers if named else colours)}
+    inks: dict[str, dict[str, Any]] = {
+        name: {"color": _INK[place % len(_INK)], "fillstyle": "full" if named else _FILLS[place % len(_FILLS)]}
+        for place, name in enumerate(markers if named else colours)
+    }
     entries = len(markers) + len(colours) + 3
     width = 3.4 * len(titles) if named else 2.0 + 2.5 * len(titles)
     height = 0.3 + 3.2 * len(rows) if named else max(0.5 + 2.2 * len(rows), 0.4 + 0.16 * entries)
     chance = [] if tradeoff.chance is None else [tradeoff.chance]
+    axis = study.names.get(study.metric) or f"{axis_name(study.metric)} (%)"
+    stacked = fit is not None and fit / len(titles) < _NARROWEST
+    lines, columns = (len(rows) * len(titles), 1) if stacked else (len(rows), len(titles))
+    if fit is not None:
+        width, height = fit, 0.3 + (2.6 if named else 2.0) * lines + (0 if named else 0.16 * entries)
     with saved_figure(path, width, height) as figure:
-        grid = figure.subplots(len(rows), len(titles), sharex="row", squeeze=False)
+        grid: Any = figure.subplots(lines, columns, sharex="none" if stacked else "row", squeeze=False)
+        grid = grid.reshape(len(rows), len(titles))
         panels = []
         for line, (dataset, of) in zip(grid, rows.items(), strict=True):
             alike = len({one.column for one in of}) == 1
@@ -210,8 +231,9 @@ def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
                     if (y := one.extent(name)) is not None:
                         ink = inks[one.row if named else one.column]
                         _draw(axes, xs[one], y, looks[one.row], ink)
-                        label = one.row if alike or one.row == one.column else f"{one.row}, {one.column}"
-                        points.append(Point(label, xs[one].mean, y.mean, ink))
+                        row, column = study.row(one.row), study.column(one.column)
+                        label = row if alike or row == column else f"{row}, {column}"
+                        points.append(Point(label, xs[one].mean, y.mean, ink["color"]))
                 panels.append((axes, points))
                 for at in chance:
                     axes.axvline(at, color="0.4", linestyle=DASHES, linewidth=0.8, zorder=1)
@@ -220,26 +242,31 @@ def draw_tradeoff(tradeoff: Tradeoff, path: Path) -> None:
                 axes.set_xlim(_frame([*(end for one in of for end in xs[one]), *chance]))
                 if heights:
                     axes.set_ylim(_frame(heights))
-                axes.set(title=f"{dataset}: {title}" if len(rows) > 1 else title, xlabel=f"{axis_name(study.metric)} (%)")
-            line[0].set_ylabel("test accuracy (%)")
+                where = study.names.get(f"dataset.{dataset}", dataset)
+                axes.set(title=f"{where}: {title}" if len(rows) > 1 else title, xlabel=axis)
+            for axes in line if stacked else line[:1]:
+                axes.set_ylabel("test accuracy (%)")
         if named:
             label_points(figure, panels)
         else:
-            _explain(figure, (study.corner, study.heads), looks, inks)
+            looks = {study.row(name): look for name, look in looks.items()}
+            _explain(figure, (study.corner, study.heads), looks, {study.column(name): ink for name, ink in inks.items()}, fit)
 
 
-def _explain(figure: "Figure", heads: tuple[str, str], looks: Mapping[str, Any], inks: Mapping[str, str]) -> None:
-    """Add a legend of markers and colours."""
+def _explain(
+    figure: "Figure", heads: tuple[str, str], looks: Mapping[str, Any], inks: Mapping[str, Mapping[str, Any]], fit: float | None
+) -> None:
+    """Add a legend of markers and colours; below the panels if the figure has to fit a width."""
     from matplotlib.lines import Line2D
 
-    def handle(label: str, marker: Any = "none", colour: str | None = None) -> Line2D:
-        return Line2D([], [], linestyle="none", marker=marker, color=colour, markersize=5, label=label)
+    def handle(label: str, marker: Any = "none", **ink: Any) -> Line2D:
+        return Line2D([], [], linestyle="none", marker=marker, markersize=5, label=label, markerfacecoloralt="white", **ink)
 
     handles = [
-        *(handle(heads[0]), *(handle(name, look, "0.3") for name, look in looks.items())),
-        *(handle(""), handle(heads[1]), *(handle(name, "o", ink) for name, ink in inks.items())),
+        *(handle(heads[0]), *(handle(name, look, color="0.3") for name, look in looks.items())),
+        *(handle(""), handle(heads[1]), *(handle(name, "o", **ink) for name, ink in inks.items())),
     ]
-    figure.legend(handles=handles, loc="outside right upper")
+    figure.legend(handles=handles, loc="outside right upper" if fit is None else "outside lower center")
 
 
 def _frame(values: Sequence[float]) -> tuple[float, float]:
@@ -248,8 +275,10 @@ def _frame(values: Sequence[float]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _draw(axes: Any, x: Extent, y: Extent, marker: Any, colour: str) -> None:
+def _draw(axes: Any, x: Extent, y: Extent, marker: Any, ink: Mapping[str, Any]) -> None:
+    colour = ink["color"]
     axes.plot([x.low, x.high], [y.mean, y.mean], color=colour, linewidth=0.7, alpha=0.5, zorder=2)
     axes.plot([x.mean, x.mean], [y.low, y.high], color=colour, linewidth=0.7, alpha=0.5, zorder=2)
-    edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5}
-    axes.plot(x.mean, y.mean, marker=marker, linestyle="none", color=colour, markersize=5.5, zorder=3, **edge)
+    edge: dict[str, Any] = {"markeredgecolor": "white" if ink["fillstyle"] == "full" else colour, "markeredgewidth": 0.5}
+    edge |= {"markerfacecoloralt": "white", "markersize": 5.5, "linestyle": "none", "zorder": 3}
+    axes.plot(x.mean, y.mean, marker=marker, **ink, **edge)

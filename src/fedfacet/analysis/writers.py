@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 MADE_WITH = "Made with"  # the beginning of the last sentence of a caption, which tells the command
 
+_FEW_COLUMNS = 6  # more of them are set small in LaTeX
+
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -44,6 +46,7 @@ class Table:
         numbers: the lines of a CSV file, unrounded, the heads first.
         more: tables that belong to it, in Markdown and on a page.
         over: heads above the columns but the first, and how many columns each spans.
+        title: the caption in one sentence, without where the numbers come from, for LaTeX.
     """
 
     caption: str
@@ -56,6 +59,7 @@ class Table:
     numbers: Sequence[Sequence[Any]] = ()
     more: "Sequence[Table]" = ()
     over: Sequence[tuple[str, int]] = ()
+    title: str = ""
 
     def cells(self, escape: Callable[[str], str], marks: Mapping[str, str]) -> list[list[str]]:
         """Return the lines of cells, the heads first; every cell has gone through ``escape``, the marks around it."""
@@ -102,20 +106,28 @@ def bars(table: Table) -> str:
 def to_latex(table: Table) -> str:
     r"""Return a table, its caption and its notes as a LaTeX float that needs ``\usepackage{booktabs}``.
 
-    The command at the end of the caption has paths of this machine, so it stands in a comment.
+    Its caption is the title, and the whole caption, with commit, hardware and the command, stands in comments. A table without
+    a title has the whole caption but the command, which has paths of this machine.
     """
     grid = table.cells(latex_text, {"bold": r"\textbf{{{}}}", "underlined": r"\underline{{{}}}"})
     first_text, _, command = table.caption.partition(f" {MADE_WITH} `")
     made = f"{MADE_WITH} `{command}" if command else ""
     # Empty braces come first where the line break or rule before the cell would take it for an argument.
     head, *lines = (("    {}" if line[0].startswith(("[", "*")) else "    ") + " & ".join(line) + r" \\" for line in grid)
-    texts = [rf"  \par\smallskip{{\footnotesize Note: {latex_text(note)}}}" for note in table.notes]
+    texts = [rf"  \par\smallskip{{\footnotesize {latex_text(note)}}}" for note in table.notes]
+    comments = [*([first_text] if table.title else []), *([made] if made else [])]
     sides = "l" * table.names + "r" * (len(grid[0]) - table.names)
     name = re.sub("[^a-z0-9]+", "-", table.label.lower()).strip("-")
     parts = (
         r"% Needs \usepackage{booktabs}.",
-        *([f"% {' '.join(made.splitlines())}"] if made else []),
-        *(r"\begin{table}", r"  \centering", rf"  \caption{{{latex_text(first_text)}}}", rf"  \label{{tab:{name}}}"),
+        *(f"% {' '.join(comment.splitlines())}" for comment in comments),
+        *(
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \caption{{{latex_text(table.title or first_text)}}}",
+            rf"  \label{{tab:{name}}}",
+        ),
+        *([r"  \small\setlength{\tabcolsep}{4pt}"] if len(grid[0]) > _FEW_COLUMNS else []),
         *(rf"  \begin{{tabular}}{{{sides}}}", r"    \toprule", head, r"    \midrule", *lines),
         *(r"    \bottomrule", r"  \end{tabular}", *texts, r"\end{table}", ""),
     )
@@ -153,4 +165,5 @@ def as_number(text: str) -> float | None:
 def latex_text(text: str) -> str:
     """Return a text as LaTeX, what stands in backticks as typewriter."""
     plain = [re.sub(r"[\\~^<>|±&%$#_{}]", lambda match: _LATEX[match[0]], part) for part in text.split("`")]
-    return "".join(rf"\texttt{{{part}}}" if i % 2 else part for i, part in enumerate(plain))
+    # Two hyphens would become a dash.
+    return "".join(rf"\texttt{{{part}}}" if i % 2 else part for i, part in enumerate(plain)).replace("--", "-{}-")

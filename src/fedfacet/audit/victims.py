@@ -101,9 +101,12 @@ def client_victims(
         if client_ids is None or client_id in client_ids:
             victims.append(_client_victim(again, members, moment, update))
     if not victims:
+        sizes = [len(again.data.partition.indices[client_id]) for client_id in updates]
         raise FedFacetError(
-            f"Expected a client with samples enough to be attacked in round {again.round}, but none of the {len(updates)} "
-            "whose updates arrived has: lower members.min_known, or attack another round."
+            f"Expected a client with {members.least()} training samples or more, and as many others, to attack in round "
+            f"{again.round} with members.min_known={members.min_known}, but the {len(updates)} clients whose updates arrived "
+            f"have {min(sizes)} to {max(sizes)}: train with fewer clients or more samples, lower members.min_known, or attack "
+            "another round."
         )
     return victims
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedfacet.commands import called
 from fedfacet.commands.report_options import PICTURES, parse
-from fedfacet.entry import sentence_of, shown
+from fedfacet.entry import print_error, sentence_of
 from fedfacet.errors import ConfigError, FedFacetError, first_line
 from fedfacet.shell_words import typed
 from fedfacet.waiting import waiting
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     # Late, so that --help and misspelt options answer at once.
     with waiting("reads the runs"):
+        from fedfacet.analysis.names import names_for
         from fedfacet.analysis.runs import find_runs
         from fedfacet.analysis.study import SeedTwiceError
         from fedfacet.analysis.writers import WRITERS
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with waiting("reads the runs"):
             runs = attacked(options, find_runs(options.runs))
+            options.names = names_for(runs, options.names)
         if wrote := drawn(options, runs, command):
             print(wrote)
             return 0
@@ -44,13 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FedFacetError, OSError) as error:
         rows = error.rows if isinstance(error, SeedTwiceError) else ()
         ready = f" Ready to run: {typed(with_rows(argv, rows))}" if rows else ""
-        print(f"{shown(sentence_of(error))}{ready}", file=sys.stderr)
+        print_error(sentence_of(error) + ready)
         return 2
     except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, csv.Error) as error:
-        print(
+        print_error(
             f"Expected run folders as runs write them, but reading them ended in {type(error).__name__} ({first_line(error)}): "
-            "leave out what is damaged.",
-            file=sys.stderr,
+            "leave out what is damaged."
         )
         return 2
     if sys.stdout.isatty() and options.format in (None, "markdown"):
@@ -112,7 +113,7 @@ def of_study(options: argparse.Namespace, runs: "Sequence[Run]", command: str, *
         "rows": words(options.rows or ("selector" if len(settings) == 1 else "setting,selector")),
         "columns": words(options.columns or usual_column(runs)),
         **{key: value for key, value in asked.items() if value is not None},
-        **{"std": options.std, "lower_is_better": bool(lower_is_better), "command": command},
+        **{"std": options.std, "lower_is_better": bool(lower_is_better), "command": command, "names": options.names},
     }
 
 
@@ -121,7 +122,9 @@ def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
     if options.layout and options.layout != "submodels_correlations":
         from fedfacet.papers.layouts import load_layout, make_layout_table
 
-        asked = {name: value for name, value in of_study(options, runs, command).items() if name not in ("rows", "columns")}
+        asked = {
+            name: value for name, value in of_study(options, runs, command).items() if name not in ("rows", "columns", "names")
+        }
         return make_layout_table(runs, load_layout(options.layout), where=options.where, **asked).table()
     runs = fitting(options, runs)
     if options.layout:
@@ -132,7 +135,7 @@ def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
         from fedfacet.analysis.tradeoff import METRIC, draw_tradeoff, tradeoff_of
 
         keys = {key: words(text) for key in ("rows", "columns") if (text := getattr(options, key))}
-        traded = tradeoff_of(runs, metric=options.metric or METRIC, command=command, **keys)
+        traded = tradeoff_of(runs, metric=options.metric or METRIC, command=command, names=options.names, **keys)
         return pictured(traded, draw_tradeoff, options, "tradeoff.png")
     if options.overhead:
         from fedfacet.papers.feddiverse.overhead import measure_overheads, overhead_table
@@ -155,7 +158,7 @@ def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
 
         comparison = compare_with(runs, options.compare, test=options.test or "permutation", **asked)
         if options.forest:
-            draw_comparison(comparison, options.forest)
+            draw_comparison(comparison, options.forest, options.width)
         return comparison.table()
     if options.curves:
         from fedfacet.analysis.curves import curves_of, draw_curves
@@ -174,11 +177,13 @@ def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
     return make_table(runs, **asked).table()
 
 
-def pictured(found: Any, draw: Callable[[Any, Path], None], options: argparse.Namespace, usual: str | None = None) -> "Table":
+def pictured(
+    found: Any, draw: Callable[[Any, Path, float | None], None], options: argparse.Namespace, usual: str | None = None
+) -> "Table":
     """Draw what was found, where the user says or under its ``usual`` name; return its table."""
     options.picture = options.picture or (PICTURES / usual if usual else None)
     if options.picture:
-        draw(found, options.picture)
+        draw(found, options.picture, options.width)
     table: Table = found.table()
     return table
 
@@ -209,7 +214,7 @@ def drawn(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> s
 
         asked = {name: getattr(options, name) for name in ("metric", "at", "std", "lower_is_better")}
         asked |= {"rows": words(options.rows), "columns": words(options.columns), "baseline": options.compare}
-        asked |= {"test": options.test or "permutation", "command": command}
+        asked |= {"test": options.test or "permutation", "command": command, "names": options.names}
         write_page(fitting(options, runs), options.html, **asked)
         return f"wrote {options.html}"
     return None

@@ -2,15 +2,17 @@
 
 import argparse
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 from fedfacet import __version__
 from fedfacet.commands import called
-from fedfacet.plots.style import SUFFIXES
+from fedfacet.entry import print_error
+from fedfacet.plots.style import SUFFIXES, WIDTHS
 
 LAYOUTS = sorted(file.stem for file in (Path(__file__).parents[1] / "papers").glob("*/*table*.yaml"))
 
@@ -19,6 +21,13 @@ PICTURES = Path("logs/report")  # where pictures go unless `--output` says anoth
 _ENDINGS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 
 _TYPES = {"path": Path, "float": float}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong as every command does, without the whole usage above it."""
+        print_error(f"{message}. See {self.prog} --help.")
+        sys.exit(2)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -36,7 +45,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for name in ("picture", "forest", *(["output"] if options.clients or options.layout == "sensitivity" else [])):
         if (picture := getattr(options, name)) and picture.suffix not in SUFFIXES:
             parser.error(f"--{name} writes a picture, so it takes a name that ends in {_ENDINGS}, but got {picture}")
-    for name in ("where", "audit"):
+    if options.width is not None:
+        options.width = _inches(parser, options.width)
+    for name in ("where", "audit", "names"):
         options.__dict__[name] = _settings(parser, name, getattr(options, name))
     return options
 
@@ -44,7 +55,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _parser(listed: Mapping[str, dict[str, Any]]) -> argparse.ArgumentParser:
     """Return what reads the options that are listed."""
     command = called("report")
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=command,
         description="Make a table of mean and standard deviation over seeds from run folders.",
         epilog=f"Examples: {command} logs/train/multiruns --rows selector --columns experiment; "
@@ -57,6 +68,7 @@ def _parser(listed: Mapping[str, dict[str, Any]]) -> argparse.ArgumentParser:
         "named": f"the name ends in {_ENDINGS}",
         "layouts": ", ".join(LAYOUTS),
         "pictures": PICTURES,
+        "widths": " or ".join(f"{name}, {width} inches" for name, width in WIDTHS.items()),
     }
     listed["layout"]["choices"] = [*LAYOUTS, "sensitivity", "submodels_correlations"]
     for name, how in listed.items():
@@ -90,6 +102,17 @@ def _targets(parser: argparse.ArgumentParser, given: str) -> tuple[str, list[flo
     if not metric or not all(map(math.isfinite, targets)):
         parser.error("--time-to takes METRIC=TARGET,... with finite targets, such as val/acc=0.9,0.95")
     return metric, targets
+
+
+def _inches(parser: argparse.ArgumentParser, given: str) -> float:
+    """Return the width of a picture in inches."""
+    try:
+        inches = WIDTHS.get(given) or float(given)
+    except ValueError:
+        inches = math.nan
+    if not 1 <= inches <= 40:
+        parser.error(f"--width takes {', '.join(WIDTHS)} or a number of inches between 1 and 40, but got {given!r}")
+    return inches
 
 
 def _settings(parser: argparse.ArgumentParser, name: str, texts: Sequence[str]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _search(argv: Sequence[str]) -> int:
     print(f"{done} of {options.n_trials} trials are finished{''.join(f', {n} {what}' for n, what in counted if n)}.")
     if (best := study.best()) is not None:
         number, value, drawn = best
-        _print_best(number, f"{options.metric} = {value:.4f}", fixed, values_for(space, drawn), seeds)
+        _print_best(study.tied(value), number, f"{options.metric} = {value:.4f}", fixed, values_for(space, drawn), seeds)
     return name_failures(failures)
 
 
@@ -203,12 +203,19 @@ def _mean(run_dirs: Sequence[Path], metric: str, at: str) -> float | None:
     return mean if mean == mean else None
 
 
-def _print_best(number: int, result: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]) -> None:
-    """Print the best trial, and the command that runs it with as many seeds, three at least, that it has not seen."""
+def _print_best(
+    tied: Sequence[int], number: int, result: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]
+) -> None:
+    """Print the best trial, and the command that runs it with as many seeds, three at least, that it has not seen.
+
+    ``tied`` are the numbers of all trials with its value.
+    """
     from fedfacet.runs.ending import same_command
 
     unseen = max(map(int, seeds)) + 1
     others = ",".join(map(str, range(unseen, unseen + max(3, len(seeds)))))
-    print(f"the best one is trial {number + 1}, {result}: {' '.join(values)}")
+    if len(tied) > 1:
+        print(f"trials {', '.join(str(one + 1) for one in tied)} tie for the best: this search does not tell them apart")
+    print(f"{'the first of them' if len(tied) > 1 else 'the best one'} is trial {number + 1}, {result}: {' '.join(values)}")
     print("to be reported, with seeds that the search has not seen:")
     print(f"  {same_command()} sweep=cells {typed([*fixed, *values, f'seed={others}'])} -m")

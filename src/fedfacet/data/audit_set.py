@@ -1,5 +1,6 @@
 """Whose membership an attack is to tell."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -138,6 +139,10 @@ class Members(Declared):
     def num_known(self, size: int) -> int:
         """Return how many samples of a kind the attacker knows, of ``size``."""
         return max(self.min_known, round(self.known_share * size))
+
+    def least(self) -> int:
+        """Return how many samples of a kind an attack takes at least: those that the attacker knows, and those to score."""
+        return next(size for size in itertools.count(SCORED) if size - self.num_known(size) >= SCORED)
 
     def _drawn(
         self, data: FederatedData, members: NDArray[np.int64], others: NDArray[np.int64], name: str, key: int

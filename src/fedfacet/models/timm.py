@@ -1,6 +1,7 @@
 """Any network of timm."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,11 @@ class Timm(Network):
                 raise FedFacetError(
                     f"Expected timm's weights of {name}, but could not fetch them ({first_line(error)}): pass "
                     "`model.weights=PATH`, or start from random weights with `model.weights=none`."
+                ) from None
+            if near := [] if timm.is_model(name) else get_close_matches(name, timm.list_models(), n=3):
+                raise ConfigError(
+                    f"Expected `model.name` to be one of timm's networks, but got {name!r}: choose {' or '.join(near)}, "
+                    "or another of `timm.list_models()`."
                 ) from None
             raise ConfigError(
                 f"Expected `model.name` and `model.arguments` that timm takes, but it says of {name!r}: {first_line(error)}: "

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from fedfacet.analysis.notes import beside_the_seed, notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run, spelled, spellings
 from fedfacet.analysis.study import caption_of, check_audits, check_metric, check_seeds, in_percent, moments_of
-from fedfacet.analysis.tables import PAPER, Cell, Column, Means, cell_over_seeds
+from fedfacet.analysis.tables import PAPER, SPREAD, Cell, Column, Means, cell_over_seeds
 from fedfacet.errors import ConfigError
 
 FOLDER = Path(__file__).parent
@@ -225,6 +225,7 @@ def make_layout_table(
         caption=f"{layout.title}, as in {layout.source}. {about}",
         notes=tuple(dict.fromkeys(notes)),
         metric=next(iter(by_metric)),
+        title=f"{layout.title}, as in {layout.source}; {SPREAD.format(std)}.",
     )
 
 

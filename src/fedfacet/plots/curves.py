@@ -7,13 +7,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.plots.style import COLOURS, saved_panels
+from fedfacet.plots.style import COLOURS, columns_of, legend_columns, saved_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK = ("black", *COLOURS)
 LINES = ("-", "--", ":", "-.")
+MARKERS = ("", "o", "s", "^")
+
+
+def looks_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return a colour, a style and a marker for each name's line; style and marker tell sixteen lines apart without colours."""
+    return {
+        name: {
+            "color": INK[place % len(INK)],
+            "linestyle": LINES[place % len(LINES)],
+            "marker": MARKERS[place // len(LINES) % len(MARKERS)],
+            "markersize": 3.5,
+        }
+        for place, name in enumerate(names)
+    }
 
 
 class Band(NamedTuple):
@@ -27,25 +41,30 @@ class Band(NamedTuple):
 
 
 def plot_bands(
-    panels: Mapping[str, Sequence[Band]], label: str, path: Path, *, threshold: float | None = None, across: str = "round"
+    panels: Mapping[str, Sequence[Band]],
+    label: str,
+    path: Path,
+    *,
+    threshold: float | None = None,
+    across: str = "round",
+    fit: float | None = None,
 ) -> None:
     """Draw lines with their bands into a picture, a panel per column of a table.
 
-    A name has one colour in all panels. ``label`` says what is drawn upwards, ``across`` what to the right. ``threshold`` is
-    a horizontal line.
+    A name has one look in all panels. ``label`` says what is drawn upwards, ``across`` what to the right. ``threshold`` is
+    a horizontal line. ``fit`` is as for ``saved_panels``.
     """
     from matplotlib.lines import Line2D
 
     names = list(dict.fromkeys(band.name for bands in panels.values() for band in bands))
-    looks: dict[str, dict[str, Any]] = {
-        name: {"color": INK[place % len(INK)], "linestyle": LINES[place // len(INK) % len(LINES)]}
-        for place, name in enumerate(names)
-    }
+    looks = looks_of(names)
 
     def size(rows: int, columns: int) -> tuple[float, float]:
+        if fit is not None:
+            return fit, 0.3 + 1.9 * rows + 0.16 * -(-len(names) // legend_columns(names, fit))
         return 2.2 + 2.6 * columns, max(0.5 + 2.1 * rows, 0.4 + 0.16 * len(names))
 
-    with saved_panels(path, len(panels), size, sharey=True) as (figure, grid):
+    with saved_panels(path, len(panels), size, fit=fit, sharey=True) as (figure, grid):
         for axes, (panel, bands) in zip(grid, panels.items(), strict=True):
             draw_bands(axes, bands, looks)
             if threshold is not None:
@@ -53,15 +72,20 @@ def plot_bands(
             axes.set(title=panel, xlabel=across)
             if across == "round":
                 axes.locator_params(axis="x", integer=True)
-        for axes in grid[::3]:
+        for axes in grid[:: columns_of(grid)]:
             axes.set_ylabel(label)
         handles = [Line2D([], [], **looks[name]) for name in names]
-        figure.legend(handles, names, loc="outside right upper")
+        if fit is None:
+            figure.legend(handles, names, loc="outside right upper", handlelength=3)
+        else:
+            figure.legend(handles, names, loc="outside upper center", ncols=legend_columns(names, fit), handlelength=3)
 
 
 def draw_bands(axes: "Axes", bands: Sequence[Band], looks: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw lines with their bands into one panel; ``looks`` has the colour and the style of each name's line."""
     for band in bands:
-        axes.fill_between(band.places_R, band.low_R, band.high_R, color=looks[band.name]["color"], alpha=0.15, linewidth=0)
-        marker = "o" if len(band.places_R) == 1 else None  # a line of one point would not be seen
-        axes.plot(band.places_R, band.mean_R, linewidth=1.2, marker=marker, **looks[band.name])
+        look = dict(looks[band.name])
+        axes.fill_between(band.places_R, band.low_R, band.high_R, color=look["color"], alpha=0.15, linewidth=0)
+        if len(band.places_R) == 1:
+            look["marker"] = look["marker"] or "o"  # a line of one point would not be seen
+        axes.plot(band.places_R, band.mean_R, linewidth=1.2, markevery=max(1, len(band.places_R) // 8), **look)

@@ -27,8 +27,11 @@ _HUES = COLOURS[:6]
 _NAMED = {"red": VERMILION, "green": GREEN, "blue": BLUE, "black": "#000000", "grey": "#6E6E6E", "brown": "#8C564B"}
 """Attribute values that are shown in their own colour, as colour-blind readers can tell it from the others."""
 
+_HATCHES = ("", "/////", "xxxxx", ".....", "-----")
+"""Hatches of a group's bars by attribute value, which tell groups apart in grey print."""
+
 _LINES: Any = ("-", (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
-"""Styles of a group's curve by attribute value, told apart without colours; dashes are the validation set's."""
+"""Styles of a group's curve, told apart without colours: by group, or of many by attribute value; dashes are validation's."""
 
 _AVERAGE_COLOUR, _WORST_COLOUR, _OTHERS_COLOUR = "0.45", "#241033", "0.55"  # no group has these, nor has text
 _MAX_LABELLED_CELLS = 24
@@ -140,7 +143,8 @@ def plot_curves(
                 # One name for all, which the first need not carry: it may have no test samples, and so no curve.
                 named = f"each {word}" in accuracy.get_legend_handles_labels()[1]
                 style = {"color": _OTHERS_COLOUR, "label": "" if named else f"each {word}"}
-            style["linestyle"] = _LINES[a % len(_LINES)]
+            few = len(groups) <= len(_LINES)
+            style["linestyle"] = _LINES[(y * num_attributes + a if few else a) % len(_LINES)]
             _draw_line(accuracy, rounds, 100 * curve(f"test/acc_group/y{y}_a{a}"), linewidth=1.0, **style)
         _draw_line(loss, rounds, curve("train/loss"), color="black", linewidth=1.2)
         best = _best_round(rounds, curve("val/acc_worst_group"), curve("val/acc"))
@@ -237,7 +241,7 @@ def _draw_clients(
         corners = (left_K, bottom_K), (left_K, top_K), (left_K + width, top_K), (left_K + width, bottom_K)
         # One collection per group: with a hundred clients and classes, single bars would take a minute.
         boxes_K42 = np.moveaxis(np.array(corners), 2, 0)
-        style: Any = {"facecolor": colour, "linewidth": 0, "antialiased": few}
+        style: Any = {"facecolor": colour, "linewidth": 0, "antialiased": few, **_hatch(group, num_attributes)}
         axes.add_collection(PolyCollection(list(boxes_K42), label=groups[group], **style))
     axes.set(ylabel="samples", xlim=(-0.5, len(matrices) - 0.5), ylim=(0, 1.05 * max(top_KG.max(), 1)))
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
@@ -254,6 +258,7 @@ def _draw_crowd(axes: "Axes", matrices: Sequence[InteractionMatrix], groups: Seq
     num_classes, num_attributes = matrices[0].counts.shape
     for group, colour in enumerate(_group_colours(num_classes, num_attributes, attributes)):
         stretch: Any = {"step": "post", "facecolor": colour, "linewidth": 0, "label": groups[group]}
+        stretch |= _hatch(group, num_attributes)
         axes.fill_between(edges - 0.5, crowd.steps(bottom_C), crowd.steps(top_CG[:, group]), **stretch)
         bottom_C = top_CG[:, group]
     low_C, median_C, high_C = crowd.quantiles(counts_KG.sum(axis=1), edges, (0.1, 0.5, 0.9))
@@ -347,6 +352,12 @@ def _group_colours(
     by_hue = [[hue + (towards - hue) * step for step in steps] for hue in hues]
     ordered = (by_hue[a][y] if named else by_hue[y][a] for y in range(num_classes) for a in range(num_attributes))
     return [(float(r), float(g), float(b)) for r, g, b in ordered]
+
+
+def _hatch(group: int, num_attributes: int) -> dict[str, Any]:
+    """Return the hatch of a group's attribute value; the first has none, and none of many has one."""
+    hatch = _HATCHES[group % num_attributes] if num_attributes <= len(_HATCHES) else ""
+    return {"hatch": hatch, "edgecolor": "white"} if hatch else {}
 
 
 def _runs(types: Sequence[str]) -> list[tuple[str, int, int]]:

@@ -4,7 +4,7 @@ Matplotlib is imported when a picture is drawn, not before, and used through its
 file is written whole or not at all. The end of its name says what it is: a PNG, an SVG or a PDF.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,13 @@ BLUE, ORANGE, GREEN, PINK, SKY, OLIVE, VERMILION = COLOURS = (
 DASHES = (0, (4, 2))
 
 SUFFIXES = (".png", ".svg", ".pdf")  # of pictures
+WIDTHS = {"column": 3.25, "page": 6.75}  # of a page with two columns, in inches
 _SPLITS = {"val": "validation", "test": "test", "personal_test": "personal test"}
 _MEASURES = {"acc": "accuracy", "acc_worst_group": "worst-group accuracy", "acc_adjusted": "adjusted accuracy", "loss": "loss"}
 _MEASURES |= {"acc_mean": "accuracy (mean of clients)", "acc_min": "accuracy (worst client)"}
 _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # the same runs give the same bytes
+
+_NARROWEST = 1.9  # of panels side by side, in inches
 
 _STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that pictures look the same everywhere
@@ -35,6 +38,7 @@ _STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
+    "hatch.linewidth": 0.7,
     "legend.handlelength": 1.5,
     "text.parse_math": False,  # a dollar sign in the name of a class is a dollar sign
     "svg.fonttype": "none",  # text stays text
@@ -75,19 +79,37 @@ def saved_figure(path: Path, width: float, height: float) -> "Iterator[Figure]":
 
 @contextmanager
 def saved_panels(
-    path: Path, number: int, size: Callable[[int, int], tuple[float, float]], per_row: int = 3, **shared: Any
+    path: Path,
+    number: int,
+    size: Callable[[int, int], tuple[float, float]],
+    per_row: int = 3,
+    fit: float | None = None,
+    **shared: Any,
 ) -> "Iterator[tuple[Figure, list[Axes]]]":
     """Lend such a figure with so many panels, row by row, and save it; places without a panel stay empty.
 
-    ``size`` is the figure's width and height, given its numbers of rows and columns. ``shared`` says which axes are alike.
+    ``size`` is the figure's width and height, given its numbers of rows and columns. ``fit`` is a width in inches that the
+    figure must have, ``None`` for any. ``shared`` says which axes are alike.
     """
-    columns = min(number, per_row)
+    columns = min(number, per_row if fit is None else max(1, min(per_row, int(fit / _NARROWEST))))
     rows = -(-number // columns)
-    with saved_figure(path, *size(rows, columns)) as figure:
+    width, height = size(rows, columns)
+    with saved_figure(path, width if fit is None else fit, height) as figure:
         grid = figure.subplots(rows, columns, squeeze=False, **shared).ravel().tolist()
         for axes in grid[number:]:
             axes.axis("off")
         yield figure, grid[:number]
+
+
+def columns_of(grid: "Sequence[Axes]") -> int:
+    """Return how many panels stand side by side."""
+    place = grid[0].get_subplotspec()
+    return 1 if place is None else int(place.get_gridspec().ncols)
+
+
+def legend_columns(names: Sequence[str], width: float) -> int:
+    """Return in how many columns a legend is as wide as a figure at most."""
+    return max(1, min(len(names), int((width - 0.1) / (0.6 + 0.066 * max(map(len, names), default=0)))))
 
 
 def axis_name(metric: str) -> str:

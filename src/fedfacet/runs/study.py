@@ -210,6 +210,14 @@ class Study:
             raise ConfigError(f"Expected trials of this study's values in {self.file}, but trial {trial.number} has others.")
         return trial.number, trial.value, trial.params
 
+    def tied(self, value: float) -> list[int]:
+        """Return the numbers of the trials that have a value, the first of those that drew the same."""
+        numbers: dict[str, int] = {}
+        for one in self._study.get_trials(deepcopy=False):
+            if one.state.name == "COMPLETE" and one.value == value:
+                numbers.setdefault(repr(sorted(one.params.items())), one.number)
+        return list(numbers.values())
+
     def _left_behind(self, passed_over: Collection[int], holding: contextlib.ExitStack) -> tuple[int, dict[str, Any]] | None:
         for trial in self._running():
             if trial.number in passed_over or not self._hold(trial.number, holding):
