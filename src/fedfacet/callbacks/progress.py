@@ -34,7 +34,8 @@ _MOST_RECENT = 20
 class Progress(Callback):
     """A live bar on a terminal (rounds, clients, time left, worst-group accuracy); plain lines elsewhere, and in the log.
 
-    A line before the first round says what is trained; it is left out where ``run_config`` has no ``choices``.
+    A line before the first round says what is trained; it is left out where ``run_config`` has no ``choices``. Of a table, the
+    next line says how each column was read.
 
     Args:
         rounds: of the run.
@@ -42,6 +43,7 @@ class Progress(Callback):
         run_config: the run's resolved configuration.
         trains_on: the device, as torch calls it.
         num_attributes: A; where it is 1, the groups are called classes.
+        inputs_read: how each column of a table was read.
     """
 
     rounds: int
@@ -49,6 +51,7 @@ class Progress(Callback):
     run_config: Mapping[str, Any] | None = None
     trains_on: str = "cpu"
     num_attributes: int = 2
+    inputs_read: str = ""
 
     def __post_init__(self) -> None:
         self._choices: Mapping[str, Any] = (self.run_config or {}).get("choices") or {}
@@ -64,12 +67,13 @@ class Progress(Callback):
     def on_fit_start(self, federation: Federation) -> None:
         """Say what is trained, and open the bar."""
         if self._choices:
-            line = _what_is_trained(federation, self._choices, self.trains_on)
-            log.info(line)
-            # A terminal would break it within words.
-            width = shutil.get_terminal_size().columns if _on_a_terminal() else len(line)
-            with reader_may_leave(sys.stderr):
-                print(textwrap.fill(line, width, break_on_hyphens=False), file=sys.stderr)
+            inputs = [f"inputs: {self.inputs_read}"] if self.inputs_read else []
+            for line in [_what_is_trained(federation, self._choices, self.trains_on), *inputs]:
+                log.info(line)
+                # A terminal would break it within words.
+                width = shutil.get_terminal_size().columns if _on_a_terminal() else len(line)
+                with reader_may_leave(sys.stderr):
+                    print(textwrap.fill(line, width, break_on_hyphens=False), file=sys.stderr)
         self._round_started = time.monotonic()
         self._first_round = federation.state.round
         if not _on_a_terminal():

@@ -128,14 +128,18 @@ def choice_of(override: str) -> tuple[str, Any] | None:
 
 
 def quoted_options(arguments: Sequence[str]) -> list[str]:
-    """Return a command line's arguments with every option named ``true`` in quotes, which Hydra would take for a bool."""
+    """Return a command line's arguments as Hydra takes them.
+
+    Every option named ``true`` is in quotes, or it would be a bool; ``dataset.bins.NAME``, whose name is a column's, is added.
+    """
     groups = config_groups()
     quoted = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if equals and key.lstrip("+") in groups:
             value = re.sub(r"(?<![\w'\"./-])(true|false)(?![\w'\"./-])", r"'\1'", value)
-        quoted.append(f"{key}{equals}{value}")
+        added = "++" if key.startswith("dataset.bins.") else ""
+        quoted.append(f"{added}{key}{equals}{value}")
     return quoted
 
 
