@@ -5,18 +5,24 @@ import json
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.preprocessing import StandardScaler
 
-from fedfacet.build import load_data
+from fedfacet.analysis.page_tables import participation_table
+from fedfacet.analysis.runs import Run
+from fedfacet.build import build, load_data
+from fedfacet.commands.describe_federations import tell
 from fedfacet.config import compose_job
 from fedfacet.data.csv import Csv
 from fedfacet.data.federated import deal
 from fedfacet.data.npz import Npz
 from fedfacet.errors import DatasetCorruptError, FedFacetError
+from fedfacet.metrics.estimation import read_triplets
 from fedfacet.partitioners.natural import NaturalPartitioner
 from fedfacet.partitioners.synthetic import IIDPartitioner
 from fedfacet.runs.open_run import write_partition
+from fedfacet.storage.run_files import rows_of
 
 HEADER = ["id", "age", "größe", "smoker", "admitted", "hospital", "diagnosis"]
 
@@ -230,3 +236,48 @@ def test_a_run_folder_has_the_names(tmp_path):
     assert kept["client_names"] == ["h0", "h2"]
     assert kept["held_out_clients"]["names"] == ["h1"]
     assert kept["inputs"] == "age, größe numbers; admitted days; smoker 3 words"
+
+
+def test_all_that_lists_clients_names_them(tmp_path, monkeypatch):
+    write(tmp_path, [[*person(n)[:5], f"klinik {'bca'[n % 3]}", "krank" if n % 2 else "gesund"] for n in range(120)])
+    told = [f"dataset.root={tmp_path}", "dataset.target=diagnosis", "dataset.columns=[hospital]", "dataset.drop=[id]"]
+    config, _ = compose_job(
+        "train",
+        [
+            *("dataset=csv", *told, "dataset.attribute=smoker", "partition=natural", "partition.label=hospital", "model=mlp"),
+            *(
+                "federation.rounds=2",
+                "federation.cohort_size=3",
+                "server_data=validation",
+                "server_data.samples_per_cell=5",
+                "devices=uniform",
+                "selector=feddiverse",
+            ),
+            "callbacks=[default,contribution_index]",
+        ],
+    )
+    labels = []
+    monkeypatch.setattr(Axes, "set_xticks", lambda self, ticks, labels_=None, **_: labels.append(labels_))
+    build(config, tmp_path).fit()
+    pictures = [sorted(found) for found in labels if found is not None and "klinik a" in found]
+    assert pictures == [["klinik a", "klinik b", "klinik c"]] * 2, "partition.png and selection.png"
+    for file in ("disclosures.csv", "heterogeneity.csv", "contributions.csv", "devices.csv"):
+        rows = rows_of(tmp_path / file)
+        assert {row["client"]: row["name"] for row in rows} == {"0": "klinik a", "1": "klinik b", "2": "klinik c"}, file
+    assert read_triplets(tmp_path).clients == (0, 1, 2)
+    write_partition(tmp_path, config, None)
+    run = Run(tmp_path, 0, {}, json.loads((tmp_path / "summary.json").read_text()))
+    assert [line[0] for line in participation_table({"row": [run]}, {}).rows] == ["klinik a", "klinik b", "klinik c"]
+
+
+def test_a_description_names_clients_and_says_how_columns_were_read(tmp_path):
+    write(tmp_path)
+    told = [f"dataset.root={tmp_path}", "dataset.target=diagnosis", "dataset.columns=[hospital]", "dataset.drop=[id]"]
+    natural = ["partition=natural", "partition.label=hospital", f"paths.output_dir={tmp_path}"]
+    said = tell(["dataset=csv", *told, *natural])
+    assert [client["name"] for client in said.data["clients"]] == ["h0", "h1", "h2"]
+    tables = {table.caption: table for table in said.tables}
+    assert [line[0] for line in tables["How each column was read"].rows] == [
+        *("age, größe numbers", "admitted days", "smoker 3 words")
+    ]
+    assert [line[0] for table in tables.values() if table.columns[0] == "client" for line in table.rows] == ["h0", "h1", "h2"]

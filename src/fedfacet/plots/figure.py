@@ -26,6 +26,7 @@ SUFFIXES = (".png", ".svg", ".pdf")  # of pictures
 _SPLITS = {"val": "validation", "test": "test", "personal_test": "personal test"}
 _MEASURES = {"acc": "accuracy", "acc_worst_group": "worst-group accuracy", "acc_adjusted": "adjusted accuracy", "loss": "loss"}
 _MEASURES |= {"acc_mean": "accuracy (mean of clients)", "acc_min": "accuracy (worst client)"}
+_MOST_SIGNS = 20  # of a client's name
 _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # the same runs give the same bytes
 
 _STYLE: Any = {
@@ -103,6 +104,11 @@ def group_names(class_names: Sequence[str], attribute_names: Sequence[str]) -> l
     """
     classes, attributes = ([_visible(name) for name in names] for names in (class_names, attribute_names))
     return classes if len(attributes) == 1 else [f"{label}, {attribute}" for label in classes for attribute in attributes]
+
+
+def client_labels(numbers: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Return what an axis calls some clients: their names, cut to twenty signs, or their numbers where they have none."""
+    return [_visible(names[number])[:_MOST_SIGNS] if names else str(number) for number in numbers]
 
 
 def axis_name(metric: str) -> str:
