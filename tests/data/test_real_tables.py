@@ -16,8 +16,9 @@ from fedfacet.commands.describe_federations import tell
 from fedfacet.config import compose_job
 from fedfacet.data.csv import Csv
 from fedfacet.data.federated import deal
+from fedfacet.data.frames import dataset_from_frame
 from fedfacet.data.npz import Npz
-from fedfacet.errors import DatasetCorruptError, FedFacetError
+from fedfacet.errors import ConfigError, DatasetCorruptError, FedFacetError
 from fedfacet.metrics.estimation import read_triplets
 from fedfacet.partitioners.natural import NaturalPartitioner
 from fedfacet.partitioners.synthetic import IIDPartitioner
@@ -281,3 +282,23 @@ def test_a_description_names_clients_and_says_how_columns_were_read(tmp_path):
         *("age, größe numbers", "admitted days", "smoker 3 words")
     ]
     assert [line[0] for table in tables.values() if table.columns[0] == "client" for line in table.rows] == ["h0", "h1", "h2"]
+
+
+def test_a_frame_is_read_as_its_file_is(tmp_path):
+    pandas = pytest.importorskip("pandas", reason="comes with the extra `hf`")
+    write(tmp_path, lacking())
+    of_file = load(tmp_path, missing="indicator")
+    frame = pandas.read_csv(tmp_path / "table.csv", keep_default_na=True)
+    frame["admitted"] = pandas.to_datetime(frame["admitted"], format="%d.%m.%Y")
+    settings = {"columns": ["hospital"], "drop": ["id"], "missing": "indicator"}
+    of_frame = dataset_from_frame(frame, "diagnosis", **settings)
+    assert torch.equal(inputs(of_frame), inputs(of_file))
+    assert of_frame.inputs_read == of_file.inputs_read
+    assert deal(of_frame, NaturalPartitioner(label="hospital")).client_names == ("h0", "h1", "h2")
+    frame["smoker"] = pandas.Categorical(frame["smoker"].fillna("ja"), ["nein", "früher", "ja"])
+    assert dataset_from_frame(frame, "diagnosis", attribute="smoker", **settings).attribute_names == ("nein", "früher", "ja")
+    frame.loc[7, "diagnosis"] = None
+    with pytest.raises(DatasetCorruptError, match=r"value of 'diagnosis' .* row 7 of the frame"):
+        dataset_from_frame(frame, "diagnosis", **settings)
+    with pytest.raises(ConfigError, match=r"`dataset\.drop` to name columns of the frame, but got 'who'"):
+        dataset_from_frame(frame, "diagnosis", drop=["who"])

@@ -4,6 +4,7 @@ import codecs
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -110,20 +111,25 @@ class Csv(LabelledData):
             )
         return self.dataset_of(self._read())
 
-    def dataset_of(self, table: Table) -> Dataset:
+    def dataset_of(self, table: Table, known: Mapping[str, Sequence[str]] | None = None) -> Dataset:
         """Return the data set of a table that was read, without the columns to drop.
+
+        Args:
+            table: of the file.
+            known: columns of words -> these, in their order.
 
         Raises:
             ConfigError, DatasetCorruptError: as ``load``.
         """
         self._check_columns(table)
         table = self._without_missing(table) if self.missing == "drop" else table
-        table, names = self._binned(table)
-        self._check_few(table)
+        table, ranges = self._binned(table)
+        names = {**(known or {}), **ranges}
+        self._check_few(table, names)
         labels = self.read_labels(
             *(table.columns,), source=table.path, where=table.place, split=self.split, further=self.columns, names=names
         )
-        kinds = dict.fromkeys(self.numbers, "numbers") | dict.fromkeys([*self.words, *self.bins], "words")
+        kinds = dict.fromkeys(self.numbers, "numbers") | dict.fromkeys([*self.words, *names], "words")
         read = [feature_of(table, name, kind=kinds.get(name), missing=self.missing) for name in self._inputs(table.columns)]
         if not read:
             raise ConfigError(
@@ -149,12 +155,7 @@ class Csv(LabelledData):
         separator = SEPARATORS[self.separator or separator_of(self.path, encoding, **told)]
         how: dict[str, Any] = told | {"encoding": encoding, "separator": separator}
         header = header_of(self.path, **how)
-        for setting in ("columns", "numbers", "words", "bins", "drop"):
-            if unknown := [name for name in getattr(self, setting) if name not in header]:
-                raise ConfigError(
-                    f"Expected `dataset.{setting}` to name columns of {self.path}, but got {unknown[0]!r}: choose among "
-                    f"{', '.join(header)}."
-                )
+        self.check_names(header, self.path)
         table = read_table(self.path, [name for name in header if name not in self.drop], **how).trimmed
         inputs = [name for name in self._inputs(header) if name not in self.words]
         amounts = [name for name in table.columns if name in inputs or name in self.bins]
@@ -162,6 +163,17 @@ class Csv(LabelledData):
         if self.decimal == "comma" or (self.decimal is None and separator != "," and has_decimal_commas(entries)):
             return replace(table, columns=table.columns | {name: with_points(table.columns[name]) for name in amounts})
         return table
+
+    def check_names(self, names: Sequence[str], source: Path) -> None:
+        """Refuse settings that name other columns than those of a table, and names that are not each of one column."""
+        if "" in names or len({*names}) < len(names):
+            raise DatasetCorruptError(f"Expected {source} to name every column, each once, but got {', '.join(names)[:200]}.")
+        for setting in ("columns", "numbers", "words", "bins", "drop"):
+            if unknown := [name for name in getattr(self, setting) if name not in names]:
+                raise ConfigError(
+                    f"Expected `dataset.{setting}` to name columns of {source}, but got {unknown[0]!r}: choose among "
+                    f"{', '.join(names)}."
+                )
 
     def _check_columns(self, table: Table) -> None:
         """Refuse settings that contradict one another."""
@@ -203,13 +215,13 @@ class Csv(LabelledData):
             names[name] = [one for one in ranges if one in set(columns[name])]
         return replace(table, columns=columns), names
 
-    def _check_few(self, table: Table) -> None:
+    def _check_few(self, table: Table, known: Iterable[str]) -> None:
         """Refuse a class or an attribute of many numbers, which ranges would make a few groups of."""
         attribute = self.attribute or "attribute"
         for name in (self.target, attribute):
             rows = first_rows(table.columns.get(name, ()))
             present = [entry for entry in rows if not is_missing(entry)]
-            if not present or not all(map(is_number, present)) or name in self.words:
+            if not present or not all(map(is_number, present)) or name in (*self.words, *known):
                 continue
             if (name == attribute and len(present) > MOST_VALUES) or too_many(present, len(table)):
                 numbers = np.array(list(map(float, filter(is_number, table.columns[name]))))
