@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from fedfacet.analysis.page_tables import participation_table
 from fedfacet.analysis.runs import Run
 from fedfacet.build import build, load_data
-from fedfacet.commands.describe_federations import tell
+from fedfacet.commands.describe_federations import run
 from fedfacet.config import compose_job
 from fedfacet.data.csv import Csv
 from fedfacet.data.federated import deal
@@ -275,7 +275,7 @@ def test_a_description_names_clients_and_says_how_columns_were_read(tmp_path):
     write(tmp_path)
     told = [f"dataset.root={tmp_path}", "dataset.target=diagnosis", "dataset.columns=[hospital]", "dataset.drop=[id]"]
     natural = ["partition=natural", "partition.label=hospital", f"paths.output_dir={tmp_path}"]
-    said = tell(["dataset=csv", *told, *natural])
+    said = run(["dataset=csv", *told, *natural])
     assert [client["name"] for client in said.data["clients"]] == ["h0", "h1", "h2"]
     tables = {table.caption: table for table in said.tables}
     assert [line[0] for line in tables["How each column was read"].rows] == [

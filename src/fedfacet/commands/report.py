@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     if sys.stdout.isatty() and options.format in (None, "markdown"):
-        from fedfacet.analysis.terminal import folded
+        from fedfacet.commands.output import folded
 
         text = folded(text, shutil.get_terminal_size().columns)
     print(f"wrote {options.output}\n" if options.output else text, end="")

@@ -99,7 +99,7 @@ class Table:
         return np.array([numbers[entry] for entry in entries], dtype=np.int64)
 
 
-def read_table(
+def read_table(  # noqa: PLR0913  # a keyword for each way in which files differ
     path: Path,
     wanted: Sequence[str],
     *,
@@ -205,8 +205,8 @@ def header_of(path: Path, *, expected: str, remedy: str, separator: str = ",", e
             f"{len(names)} by {separator!r}: write {separator!r}, or give `dataset.separator={name}` to dataset=csv."
         )
     if not names or len(set(names)) < len(names) or "" in names or any(map(holds_controls, names)):
-        told = "\\x00, as a file in UTF-16 has" if "\0" in line else repr(", ".join(names)[:200])
-        raise DatasetCorruptError(f"Expected line 1 of {path} to name every column, each once, but got {told}: {remedy}.")
+        found = "\\x00, as a file in UTF-16 has" if "\0" in line else repr(", ".join(names)[:200])
+        raise DatasetCorruptError(f"Expected line 1 of {path} to name every column, each once, but got {found}: {remedy}.")
     return names
 
 

@@ -13,7 +13,7 @@ from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_l
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check
 from fedfacet.runs.lock import sole
-from fedfacet.storage.run_files import is_there, json_of, measured, read, rows_of, say_unverified
+from fedfacet.storage.run_files import is_there, json_of, measured, read, rows_of, warn_unverified
 
 if TYPE_CHECKING:
     from torch import nn
@@ -170,7 +170,7 @@ def load_run(folder: str | Path, *, trust: Sequence[str] = ()) -> Run:
     """
     if not (Path(folder) / "config.yaml").is_file():
         raise ConfigError(f"Expected a run folder, but {folder} is none: give the folder that holds config.yaml.")
-    say_unverified([Path(folder)])
+    warn_unverified([Path(folder)])
     return Run(Path(folder), tuple(trust))
 
 
