@@ -7,7 +7,7 @@ import pytest
 
 from fedfacet.config import compose_job, make
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.partitioners.base import check_dealt
+from fedfacet.partitioners.base import checked_partition
 from fedfacet.partitioners.flwr import FlwrPartitioner
 
 Y, A = np.arange(300) * 7 % 10, np.arange(300) % 2
@@ -45,7 +45,7 @@ def test_every_client_has_the_samples_that_the_original_gives_it(flwr, name, ove
 
     told = [f"partition.name={name}", "partition.num_clients=5", "partition.seed=3"]
     config, _ = compose_job("train", ["partition=flwr", *told, *(f"partition.settings.{override}" for override in overrides)])
-    dealt = check_dealt(make(config.partition).partition(Y, A), len(Y), name)
+    dealt = checked_partition(make(config.partition).partition(Y, A), len(Y), name)
     counted = name in ("NaturalIdPartitioner", "InnerDirichletPartitioner")
     original = getattr(flwr, name)(**settings, **({} if counted else {"num_partitions": 5}))
     original.dataset = datasets.Dataset.from_dict({"y": Y, "place": np.arange(300)})

@@ -167,7 +167,9 @@ class Csv(LabelledData):
     def check_names(self, names: Sequence[str], source: Path) -> None:
         """Refuse settings that name other columns than those of a table, and names that are not each of one column."""
         if "" in names or len({*names}) < len(names):
-            raise DatasetCorruptError(f"Expected {source} to name every column, each once, but got {', '.join(names)[:200]}.")
+            raise DatasetCorruptError(
+                f"Expected {source} to name every column, each once, but got {', '.join(names)[:200]}: rename them."
+            )
         for setting in ("columns", "numbers", "words", "bins", "drop"):
             if unknown := [name for name in getattr(self, setting) if name not in names]:
                 raise ConfigError(
