@@ -14,6 +14,7 @@ from fedfacet.data.arrays import dataset_from_torch as dataset_from_torch
 from fedfacet.data.dataset import Dataset as Dataset
 from fedfacet.data.federated import FederatedData as FederatedData
 from fedfacet.data.federated import deal as deal
+from fedfacet.data.frames import dataset_from_frame as dataset_from_frame
 from fedfacet.data.source import DatasetSource as DatasetSource
 from fedfacet.engines.sequential import SequentialEngine as SequentialEngine
 from fedfacet.engines.workers import WorkersEngine as WorkersEngine

@@ -73,6 +73,8 @@ def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine:
         "group_weights": data.group_weights,
         "num_classes": data.dataset.num_classes,
         "num_attributes": data.dataset.num_attributes,
+        "client_names": data.client_names,
+        "inputs_read": data.dataset.inputs_read,
         "rounds": config.federation.rounds,
         "trains_on": str(clients.device),
         "parameters": parameters,

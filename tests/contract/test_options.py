@@ -128,6 +128,8 @@ def assert_it_can_be_made(file, found, facts):
         pytest.importorskip("transformers", reason="transformers, of the extra `text`, is not installed")
         with rng.forked(0, "weights"):
             facts = facts | {"model": CausalLM(2, (8,))}
+    if file.stem == "flwr":
+        pytest.importorskip("flwr_datasets", reason="the extra `flwr` is not installed")
     for _, node in found:
         made = made_for_some_input(node, facts) if file.parent.name == "model" else make(node, **facts)
         target = get_object(node["_target_"])

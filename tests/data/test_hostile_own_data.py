@@ -159,6 +159,7 @@ NOTATIONS = [
     "$5",
     "2020-01-31",
 ]
+DATES = ["2020-01-31", "31.1.2020", "2020-01-31T10:00:00Z"]
 NOTATIONS += ["31.1.2020", "5 Jan 2020", "2020-01-31T10:00:00Z", "12:30", "1'000", "1.000,5", "5-", "1/2"]
 
 
@@ -169,6 +170,9 @@ def test_numbers_in_other_notations_are_never_words_or_other_numbers(tmp_path, s
         for row in range(40 - share, 40):
             rows[row][0] = f'"{notation}"'
         write(tmp_path / "table.csv", rows)
+        if share == 40 and notation in DATES:
+            assert "size days;" in load(tmp_path).inputs_read
+            continue
         sentence = said_of(Csv(root=tmp_path, columns=["site"]))
         if 8 <= share <= 32:
             assert "line" in sentence

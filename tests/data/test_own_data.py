@@ -175,7 +175,7 @@ class TestCsv:
             ({}, {"target": "ill"}, ConfigError, "`dataset.target`.*'ill'.*choose one of age, income, job, sick, sex"),
             ({}, {"columns": ["who"]}, ConfigError, "`dataset.columns`.*'who'"),
             ({}, {"drop": ["id", "age", "income", "job"]}, ConfigError, "columns that are inputs"),
-            ({}, {"words": ["sex"]}, ConfigError, "`dataset.words` .* 'sex' is none"),
+            ({}, {"words": ["sick"]}, ConfigError, "`dataset.words` .* 'sick' is none"),
             ({}, {"columns": ["id"]}, ConfigError, "`dataset.drop` .* 'id'"),
             ({}, {"target": "sex"}, ConfigError, "different columns .* 'sex', 'sex'"),
             ({"age": "1e999"}, {}, DatasetCorruptError, "float32 can hold in the column `age`.*'1e999' in line 5"),

@@ -22,8 +22,11 @@ from fedfacet.selectors.base import ClientSelector
 from fedfacet.types import Facts, Query, SelectionContext, ServerState
 
 
-def describe_federation(matrices: Sequence[InteractionMatrix]) -> dict[str, Any]:
-    """Return a federation's six measures and, in the order of ids, clients' matrices, triplets and types, as JSON-able data."""
+def describe_federation(matrices: Sequence[InteractionMatrix], names: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a federation's six measures and, in the order of ids, clients' matrices, triplets and types, as JSON-able data.
+
+    Clients have names too, unless ``names`` is empty.
+    """
     measured = measure_federation(matrices)
     return {
         "num_clients": len(matrices),
@@ -31,7 +34,13 @@ def describe_federation(matrices: Sequence[InteractionMatrix]) -> dict[str, Any]
         "client_mean": measured.client_mean._asdict(),
         "class_distances": class_distances(matrices),
         "clients": [
-            {"id": client_id, "counts": matrix.counts.astype(np.int64).tolist(), **triplet._asdict(), "type": matrix.type}
+            {
+                "id": client_id,
+                **({"name": names[client_id]} if names else {}),
+                "counts": matrix.counts.astype(np.int64).tolist(),
+                **triplet._asdict(),
+                "type": matrix.type,
+            }
             for client_id, (matrix, triplet) in enumerate(zip(matrices, measured.clients, strict=True))
         ],
     }
@@ -126,7 +135,10 @@ def tables_of(description: Mapping[str, Any]) -> Iterator[Table]:
             ],
         )
         return
+    if "inputs" in description:
+        yield Table("How each column was read", ["inputs"], [[part] for part in description["inputs"].split("; ")])
     clients = description["clients"]
+    named = any("name" in client for client in clients)
     pooled, mean = _measures(description["global"]), _measures(description["client_mean"])
     yield Table(
         f"Heterogeneity of {len(clients)} clients with {sum(map(_size, clients))} samples, from 0 to 1",
@@ -140,8 +152,8 @@ def tables_of(description: Mapping[str, Any]) -> Iterator[Table]:
     )
     yield Table(
         "Clients; rows of a matrix are classes, columns attribute values",
-        ["ids", "matrix", "samples", "CI", "AI", "SC", "type"],
-        [_client_row(list(equal)) for _, equal in groupby(clients, key=itemgetter("counts"))],
+        ["client" if named else "ids", "matrix", "samples", "CI", "AI", "SC", "type"],
+        [_client_row(list(equal)) for _, equal in groupby(clients, key=itemgetter("name" if named else "counts"))],
     )
     selections = {"": description["selection"]} if "selection" in description else description.get("selections", {})
     sizes = Counter(client["type"] for client in clients)
@@ -171,7 +183,7 @@ def tables_of(description: Mapping[str, Any]) -> Iterator[Table]:
 def _client_row(equal: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the row of neighbouring clients with the same matrix."""
     first, last = equal[0], equal[-1]
-    ids = f"{first['id']}" if first is last else f"{first['id']}-{last['id']}"
+    ids = first.get("name") or (f"{first['id']}" if first is last else f"{first['id']}-{last['id']}")
     matrix = " / ".join(" ".join(map(str, row)) for row in first["counts"])
     return [ids, matrix, str(_size(first)), *_measures(first), first["type"]]
 

@@ -37,6 +37,19 @@ def name_of_group(runs: Sequence[Run], metric: str) -> str | None:
     return group_names(classes, attributes)[y * len(attributes) + a] if y < len(classes) and a < len(attributes) else None
 
 
+def names_of_clients(runs: Sequence[Run]) -> Sequence[str]:
+    """Return what all runs call their clients, by number; nothing where they have no such names, or several."""
+    told = {_clients_in(run.path / "partition.json") for run in runs}
+    return told.pop() if len(told) == 1 else ()
+
+
+def _clients_in(file: Path) -> tuple[str, ...]:
+    if not is_there(file):
+        return ()
+    names = json_of(file).get("client_names", [])
+    return tuple(map(spelled, names)) if _is_names(names) else ()
+
+
 def _read_names(file: Path) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     return _names_in(file, os.lstat(file).st_mtime_ns if os.path.lexists(file) else 0) if is_there(file) else None
 

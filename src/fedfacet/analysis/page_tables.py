@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedfacet.analysis.groups import name_of_group, named
+from fedfacet.analysis.groups import name_of_group, named, names_of_clients
 from fedfacet.analysis.runs import Run, differing_keys, spelled
 from fedfacet.analysis.study import MOMENTS, commits_of, hardware_of, meaning_of, moments_of, ordered
 from fedfacet.analysis.tables import Cell, Means, cell_over_seeds
@@ -118,8 +118,12 @@ def participation_table(rows: Rows, types: Mapping[str, Sequence[str]]) -> Table
     known = {tuple(types[row]) for row in counts if row in types}
     shown: list[tuple[str, Sequence[str]]] = [("type", known.pop())] if len(known) == 1 else []
     shown += [(row, [f"{mean:.4g}" for mean in of_row]) for row, of_row in counts.items()]
+    names = names_of_clients([run for row in counts for run in rows[row]])
     lines = [
-        [str(client), *(of_client[client] if client < len(of_client) else "" for _, of_client in shown)]
+        [
+            names[client] if names else str(client),
+            *(of_client[client] if client < len(of_client) else "" for _, of_client in shown),
+        ]
         for client in range(min(number, MOST_CLIENTS))
     ]
     notes = [f"Only the first {MOST_CLIENTS:,} of {number:,} clients are listed."] if number > MOST_CLIENTS else []

@@ -66,6 +66,7 @@ class ContributionIndex(Callback):
         permutations: int = 20,
         tolerance: float = 0.0,
         run_dir: Path,
+        client_names: Sequence[str] = (),
     ) -> None:
         check_within("decay", decay, "(0, 1]")
         shapley.check_settings(exact_up_to, permutations, tolerance)
@@ -73,7 +74,7 @@ class ContributionIndex(Callback):
         self.exact_up_to = exact_up_to
         self.permutations = permutations
         self.tolerance = tolerance
-        self.table = Table(run_dir / "contributions.csv")
+        self.table = Table(run_dir / "contributions.csv", names=client_names)
         self._index_K = torch.zeros(0, dtype=torch.float64)
         self._values: dict[int, float] = {}
 

@@ -26,7 +26,8 @@ class CsvLog(Callback):
     knows, and drops the rows after them.
     """
 
-    def __init__(self, *, run_dir: Path) -> None:
+    def __init__(self, *, run_dir: Path, client_names: Sequence[str] = ()) -> None:
+        self._names = client_names
         self.metrics = Table(run_dir / "metrics.csv")
         self.timing = Table(run_dir / "timing.csv", adapts=True)  # one begun by another version keeps its phases
         self._devices, self._privacy = run_dir / "devices.csv", run_dir / "privacy.csv"
@@ -37,13 +38,13 @@ class CsvLog(Callback):
         for table in self._tables:
             table.cut_back(federation.state.round)
         if (devices := federation.find(SimulatedDevices)) is not None:
-            _write(self._devices, devices.clock.table())
+            _write(self._devices, devices.clock.table(), self._names)
 
     def on_fit_end(self, federation: Federation, status: str) -> None:
         """Write what every client has spent."""
         private = federation.find(DifferentialPrivacy)
         if private is not None and (rows := private.accounting.table(federation.state)):
-            _write(self._privacy, rows)
+            _write(self._privacy, rows, self._names)
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Append a row to each file."""
@@ -69,8 +70,9 @@ class CsvLog(Callback):
             table.take_up(state_dict.get(table.file.name, {}))
 
 
-def _write(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a table whole, in the place of the one that was there."""
+def _write(file: Path, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Write a table of clients whole, in the place of the one that was there, with their names if they have some."""
+    rows = [{**row, "name": names[row["client"]]} for row in rows] if names else rows
     with atomic_write(file) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as target:
         writer = csv.DictWriter(target, rows[0])
         writer.writeheader()

@@ -1,7 +1,7 @@
 """What clients told the server, as a file."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ class Disclosures(Callback):
     which policy held, what kinds the server has of how many clients, and the most floats that any client gave.
     """
 
-    def __init__(self, *, run_dir: Path) -> None:
-        self.table = Table(run_dir / "disclosures.csv")
+    def __init__(self, *, run_dir: Path, client_names: Sequence[str] = ()) -> None:
+        self.table = Table(run_dir / "disclosures.csv", names=client_names)
 
     def on_fit_start(self, federation: Federation) -> None:
         """Cut back what a killed run wrote after its last checkpoint."""

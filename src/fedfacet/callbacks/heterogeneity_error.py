@@ -46,7 +46,7 @@ class HeterogeneityError(Callback):
     def _write(self, federation: Federation) -> None:
         disclosed = federation.state.disclosures.get(QUERY, {})
         if disclosed != self._written and (triplets := self._triplets(federation)) is not None:
-            write_triplets(triplets, self.file)
+            write_triplets(triplets, self.file, self.data.client_names)
             self._written = dict(disclosed)
 
     def summarize(self, federation: Federation) -> Mapping[str, Any]:

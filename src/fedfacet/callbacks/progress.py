@@ -34,7 +34,8 @@ _MOST_RECENT = 20
 class Progress(Callback):
     """A live bar on a terminal (rounds, clients, time left, worst-group accuracy); plain lines elsewhere, and in the log.
 
-    A line before the first round says what is trained; it is left out where ``run_config`` has no ``choices``.
+    A line before the first round says what is trained; it is left out where ``run_config`` has no ``choices``. Of a table, the
+    next line says how each column was read.
 
     Args:
         rounds: of the run.
@@ -43,6 +44,7 @@ class Progress(Callback):
         trains_on: the device, as torch calls it.
         num_attributes: A; where it is 1, the groups are called classes.
         parameters: of the model, ``"trainable"`` and ``"total"``; left out of the line where it is ``None``.
+        inputs_read: how each column of a table was read.
     """
 
     rounds: int
@@ -51,6 +53,7 @@ class Progress(Callback):
     trains_on: str = "cpu"
     num_attributes: int = 2
     parameters: Mapping[str, int] | None = None
+    inputs_read: str = ""
 
     def __post_init__(self) -> None:
         self._choices: Mapping[str, Any] = (self.run_config or {}).get("choices") or {}
@@ -66,12 +69,13 @@ class Progress(Callback):
     def on_fit_start(self, federation: Federation) -> None:
         """Say what is trained, and open the bar."""
         if self._choices:
-            line = _what_is_trained(federation, self._choices, self.trains_on, self.parameters)
-            log.info(line)
-            # A terminal would break it within words.
-            width = shutil.get_terminal_size().columns if _on_a_terminal() else len(line)
-            with reader_may_leave(sys.stderr):
-                print(textwrap.fill(line, width, break_on_hyphens=False), file=sys.stderr)
+            inputs = [f"inputs: {self.inputs_read}"] if self.inputs_read else []
+            for line in [_what_is_trained(federation, self._choices, self.trains_on, self.parameters), *inputs]:
+                log.info(line)
+                # A terminal would break it within words.
+                width = shutil.get_terminal_size().columns if _on_a_terminal() else len(line)
+                with reader_may_leave(sys.stderr):
+                    print(textwrap.fill(line, width, break_on_hyphens=False), file=sys.stderr)
         self._round_started = time.monotonic()
         self._first_round = federation.state.round
         if not _on_a_terminal():

@@ -1,6 +1,6 @@
 """The reputation of each client, as a file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ class Reputation(Callback):
 
     Args:
         run_dir: where the table goes.
+        client_names: by number; may be empty.
     """
 
-    def __init__(self, *, run_dir: Path) -> None:
-        self.table = Table(run_dir / "reputation.csv")
+    def __init__(self, *, run_dir: Path, client_names: Sequence[str] = ()) -> None:
+        self.table = Table(run_dir / "reputation.csv", names=client_names)
 
     def on_fit_start(self, federation: Federation) -> None:
         """Cut back what a killed run wrote after its last checkpoint.

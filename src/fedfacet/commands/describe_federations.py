@@ -93,7 +93,10 @@ def describe_one(configs: Sequence[DictConfig], folder: Path) -> tuple[dict[str,
     """Describe one federation, and whom each config's selector would choose, if it has one; as ``describe``."""
     config = configs[0]
     matrices, data = clients_of(config)
-    description = describe_federation(matrices)
+    clients = () if data is None else data.client_names
+    description = describe_federation(matrices, clients)
+    if data is not None and data.dataset.inputs_read:
+        description["inputs"] = data.dataset.inputs_read
     selections = {
         chosen.choices.selector: simulate_selection(
             make(chosen.selector, heterogeneity=TrueHeterogeneity()), matrices, **chosen.simulate
@@ -111,14 +114,14 @@ def describe_one(configs: Sequence[DictConfig], folder: Path) -> tuple[dict[str,
         names = {"class_names": data.dataset.class_names, "attribute_names": data.dataset.attribute_names}
 
     figures = [folder / "partition.png", folder / "triplets.png"]
-    plot_partition(matrices, figures[0], **names)
+    plot_partition(matrices, figures[0], **names, client_names=clients)
     plot_triplets(matrices, figures[1])
     if selections:
         figures.append(folder / "selection.png")
         rounds = config.simulate.rounds
         counts = {name: [rounds * part for part in selected["per_client"]] for name, selected in selections.items()}
         types = [client["type"] for client in description["clients"]]
-        plot_selection(counts if len(counts) > 1 else next(iter(counts.values())), types, figures[-1], rounds)
+        plot_selection(counts if len(counts) > 1 else next(iter(counts.values())), types, figures[-1], rounds, clients)
     return description, figures
 
 

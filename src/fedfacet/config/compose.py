@@ -136,15 +136,22 @@ def choice_of(override: str) -> tuple[str, Any] | None:
     return None if key not in config_groups() or isinstance(value, Mapping) else (key, value)
 
 
+_NAMED_BY_USERS = ("dataset.bins.", "partition.settings.")
+
+
 def quoted_options(arguments: Sequence[str]) -> list[str]:
-    """Return a command line's arguments with every option named ``true`` in quotes, which Hydra would take for a bool."""
+    """Return a command line's arguments as Hydra takes them.
+
+    Every option named ``true`` is in quotes, or it would be a bool. Settings whose names are the user's are added.
+    """
     groups = config_groups()
     quoted = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if equals and key.lstrip("+") in groups:
             value = re.sub(r"(?<![\w'\"./-])(true|false)(?![\w'\"./-])", r"'\1'", value)
-        quoted.append(f"{key}{equals}{value}")
+        added = "++" if key.startswith(_NAMED_BY_USERS) else ""
+        quoted.append(f"{added}{key}{equals}{value}")
     return quoted
 
 

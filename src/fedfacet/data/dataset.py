@@ -1,7 +1,7 @@
 """What every data set is once it is loaded: inputs, labels, and who may train and test on which."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -69,6 +69,10 @@ class Dataset:
         augmentation: changes images before a training step, and at no other time.
         targets: what a batch has as y instead of classes, shape (N, ...), float32. They are the numbers of a regression, or the
             zeros and ones of several labels. ``None`` for classes.
+        value_names: what the values of a column are called, by name of the column, where they have names.
+        inputs_read: how each column of a table was read, in one line.
+        fit: returns the inputs again, missing values replaced by what the samples at some positions have; ``None`` where no
+            value was missing.
 
     Raises:
         ValueError: if only one of ``mean`` and ``std`` is given, or an augmentation for inputs that are no images.
@@ -87,6 +91,9 @@ class Dataset:
     columns: Mapping[str, NDArray[np.integer[Any]]] = field(default_factory=dict)
     augmentation: Augmentation | None = None
     targets: NDArray[np.float32] | None = None
+    value_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    inputs_read: str = ""
+    fit: Callable[[NDArray[np.int64]], InputStore] | None = None
 
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.std is None):

@@ -28,7 +28,7 @@ MAX_PER_CELL, RESERVED_FRACTION = 300, 0.1
 class FederatedData:
     """A data set, and whose its samples are: the clients', validation's, held out by a client, or the server's.
 
-    ``partition`` and ``local_holdout`` are of the clients that take part.
+    ``partition``, ``local_holdout`` and ``client_names``, which may be empty, are of the clients that take part.
     """
 
     dataset: Dataset
@@ -37,6 +37,7 @@ class FederatedData:
     local_holdout: tuple[NDArray[np.int64], ...] = ()
     server: ServerData | None = None
     held_out_clients: HeldOutClients | None = None
+    client_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line with counts."""
@@ -54,7 +55,7 @@ class FederatedData:
     def pooled(self) -> "FederatedData":
         """The same data in the hands of one client, who also measures with what all clients hold out; held-out clients stay."""
         holdout = Partition(self.local_holdout).pooled.indices
-        return replace(self, partition=self.partition.pooled, local_holdout=holdout)
+        return replace(self, partition=self.partition.pooled, local_holdout=holdout, client_names=())
 
     @property
     def holdout_partition(self) -> Partition | None:
@@ -137,15 +138,45 @@ def deal(
             owned = server.draw(dataset, val, seed, keep=1)
             val = np.setdiff1d(val, owned.samples, assume_unique=True)
             log.warning("The partition leaves too few samples over, so the server gets %d of validation's.", len(owned.samples))
+    names = names_of_clients(dataset, partition, partitioner.label)
     partition, held_out = hold_out_locally(dataset.y, partition, local_holdout, seed=holdout_seed)
     numbers = drawn_clients(partition.num_clients, held_out_clients, seed=holdout_seed)
     if not numbers:
-        return FederatedData(dataset, partition, val, held_out, owned)
+        return FederatedData(_fitted(dataset, partition), partition, val, held_out, owned, client_names=names)
     others = sorted(set(range(partition.num_clients)) - set(numbers))
     taking_part, never = (
-        (Partition(tuple(partition.indices[k] for k in some)), tuple(held_out[k] for k in some)) for some in (others, numbers)
+        (
+            Partition(tuple(partition.indices[k] for k in some)),
+            tuple(held_out[k] for k in some),
+            tuple(names[k] for k in some if names),
+        )
+        for some in (others, numbers)
     )
-    return FederatedData(dataset, taking_part[0], val, taking_part[1], owned, HeldOutClients(numbers, *never))
+    partition, held_out, names = taking_part
+    return FederatedData(_fitted(dataset, partition), partition, val, held_out, owned, HeldOutClients(numbers, *never), names)
+
+
+def _fitted(dataset: Dataset, partition: Partition) -> Dataset:
+    """Return a data set whose missing values are replaced by what the samples have that clients train on, and no others."""
+    if dataset.fit is None:
+        return dataset
+    return replace(dataset, inputs=dataset.fit(np.sort(partition.joined[0])), fit=None)
+
+
+def names_of_clients(dataset: Dataset, partition: Partition, label: str) -> tuple[str, ...]:
+    """Return what clients are called: the value of the column ``label``, where each client has one value, and no other has it.
+
+    Of values without names, or whose names are the clients' numbers, and of clients with several values it is an empty tuple.
+    """
+    known = {"y": dataset.class_names, "a": dataset.attribute_names, **dataset.value_names}.get(label, ())
+    if len(known) < partition.num_clients:
+        return ()
+    values = _labels(dataset, label)
+    own = [values[client[0]] for client in partition.indices]
+    if len({*own}) < len(own) or any((values[client] != one).any() for client, one in zip(partition.indices, own, strict=True)):
+        return ()
+    names = tuple(known[value] for value in own)
+    return () if names == tuple(map(str, range(len(names)))) else names
 
 
 def _check(dataset: Dataset) -> None:

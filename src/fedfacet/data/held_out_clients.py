@@ -19,11 +19,13 @@ class HeldOutClients:
         numbers: which of the partition's clients they are, in ascending order.
         partition: per held-out client the sorted positions of what it would train on.
         local_holdout: per held-out client the sorted positions of what it holds out of its own samples, as other clients do.
+        names: what they are called; may be empty.
     """
 
     numbers: tuple[int, ...]
     partition: Partition
     local_holdout: tuple[NDArray[np.int64], ...]
+    names: tuple[str, ...] = ()
 
 
 def drawn_clients(num_clients: int, wanted: float | Sequence[int], *, seed: int = 0) -> tuple[int, ...]:

@@ -49,10 +49,11 @@ class Labels(NamedTuple):
     class_names: tuple[str, ...]
     attribute_names: tuple[str, ...]
     columns: Mapping[str, NDArray[np.integer[Any]]]
+    value_names: Mapping[str, Sequence[str]]
 
-    def dataset(self, inputs: InputStore, **statistics: Any) -> Dataset:
+    def dataset(self, inputs: InputStore, **others: Any) -> Dataset:
         """Return the data set of the samples' inputs; images have a ``mean`` and a ``std``."""
-        return Dataset(inputs, **self._asdict(), **statistics)
+        return Dataset(inputs, **self._asdict(), **others)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -133,7 +134,8 @@ class LabelledData(DatasetSource):
             for name in columns
             if name in kept and name not in (target, split)
         }
-        return Labels(y, a, train, test, val, class_names, values, owners)
+        codes, called = ({name: found[0] for name, found in owners.items()}, {name: found[1] for name, found in owners.items()})
+        return Labels(y, a, train, test, val, class_names, values, codes, called)
 
 
 def fault_of_classes(train: NDArray[np.int64], measured: NDArray[np.int64], names: Sequence[str]) -> str | None:
@@ -152,14 +154,16 @@ def warn_of_attributes(train: NDArray[np.int64], measured: NDArray[np.int64], na
         log.warning("No sample trains on these attribute values of the test or validation set: %s.", listed(unseen, names))
 
 
-def owners_of(name: str, entries: Sequence[str], where: Place, names: Sequence[str] | None = None) -> NDArray[np.int64]:
-    """Return the number of the value of every sample; -1, as the log says, where it is missing.
+def owners_of(
+    name: str, entries: Sequence[str], where: Place, names: Sequence[str] | None = None
+) -> tuple[NDArray[np.int64], Sequence[str]]:
+    """Return the number of the value of every sample, -1, as the log says, where it is missing; and the values.
 
     Values that are spellings of one stay apart, because identifiers may differ in case; the log names two of them.
 
     Example:
         >>> owners_of("hospital", ["10", "9", "", "9"], "sample {}".format)
-        array([ 1,  0, -1,  0])
+        (array([ 1,  0, -1,  0]), ['9', '10'])
     """
     texts = [trimmed(entry) for entry in entries]
     rows = first_rows(texts)
@@ -174,7 +178,7 @@ def owners_of(name: str, entries: Sequence[str], where: Place, names: Sequence[s
     if len(lacking := np.flatnonzero(codes < 0)):
         found = where(int(lacking[0])), shown(texts[lacking[0]])
         log.warning("%d samples belong to no client by the column %s, the first in %s: %s.", len(lacking), shown(name), *found)
-    return codes
+    return codes, values
 
 
 def split_groups(groups: NDArray[np.int64], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

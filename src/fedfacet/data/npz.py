@@ -1,6 +1,6 @@
 """Your own arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,13 +85,21 @@ class Npz(DatasetSource):
             )
         held_out = tuple(arrays.pop(name) for name in given)
         names: dict[str, Any] = {name: _texts(name, arrays.pop(name), self.path) for name in _NAMES if name in arrays}
-        columns = {name: _numbered(name, column, self.path) for name, column in arrays.items()}
+        columns, value_names = {}, {}
+        for name, column in arrays.items():
+            columns[name] = column
+            if column.dtype.kind == "U" and column.ndim == 1:
+                columns[name], value_names[name] = owners_of(name, column.tolist(), self._place)
         try:
-            return dataset_from_arrays(
+            dataset = dataset_from_arrays(
                 *(x, y, a), test=held_out or self.test_fraction, columns=columns, seed=self.seed, **names
             )
+            return replace(dataset, value_names=value_names)
         except ValueError as error:
             raise DatasetCorruptError(f"In {self.path}: {first_line(error)}") from None
+
+    def _place(self, row: int) -> str:
+        return f"sample {row + 1} of {self.path}"
 
 
 def _texts(name: str, array: NDArray[Any], path: Path) -> list[str]:
@@ -101,10 +109,3 @@ def _texts(name: str, array: NDArray[Any], path: Path) -> list[str]:
             "these."
         )
     return list(map(str, array.tolist()))
-
-
-def _numbered(name: str, column: NDArray[Any], path: Path) -> NDArray[Any]:
-    """Return the number of each word, as ``owners_of`` numbers them; numbers stay what they are."""
-    if column.dtype.kind != "U" or column.ndim != 1:
-        return column
-    return owners_of(name, column.tolist(), lambda row: f"sample {row + 1} of {path}")

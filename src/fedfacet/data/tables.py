@@ -13,12 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet.data.dataset import InMemoryInputs
+from fedfacet.data.dialect import SEPARATORS
 from fedfacet.data.entries import holds_controls, trimmed, visible
 from fedfacet.data.reading import reading
 from fedfacet.errors import DatasetCorruptError
-
-SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
-"""What may lie between the entries of a line, by name."""
 
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
 _MOST_NAMED = 9
@@ -35,6 +33,7 @@ class Table:
         lines: the line of the file on which each row ends.
         columns: entries by name of the column.
         private: whether errors keep entries to themselves.
+        unit: what a row is called where ``lines`` number something else.
     """
 
     path: Path
@@ -42,6 +41,7 @@ class Table:
     lines: Sequence[int]
     columns: dict[str, list[str]]
     private: bool
+    unit: str = "line"
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -53,7 +53,7 @@ class Table:
 
     def place(self, row: int) -> str:
         """Say where a row is."""
-        return f"line {self.lines[row]} of {self.path}"
+        return f"{self.unit} {self.lines[row]} of {self.path}"
 
     def rows(self, positions: NDArray[np.int64]) -> "Table":
         """Return some rows, in the order of their positions."""
@@ -99,7 +99,7 @@ class Table:
         return np.array([numbers[entry] for entry in entries], dtype=np.int64)
 
 
-def read_table(
+def read_table(  # noqa: PLR0913  # a keyword for each way in which files differ
     path: Path,
     wanted: Sequence[str],
     *,
@@ -109,6 +109,7 @@ def read_table(
     comment: str | None = None,
     private: bool = False,
     separator: str = ",",
+    encoding: str = "utf-8-sig",
 ) -> Table:
     """Read the ``wanted`` columns of a csv file; all others are dropped line by line.
 
@@ -125,6 +126,7 @@ def read_table(
         private: whether errors, from here on, say where an entry is wrong without saying what it is. A line with a comma too
             many shifts every entry, a name among them, into the next column.
         separator: of entries.
+        encoding: of the file.
 
     Raises:
         DatasetCorruptError: naming the file, and the line where it is one line's fault, if the file is unreadable, has no rows,
@@ -133,7 +135,7 @@ def read_table(
     lines: list[int] = []
     columns: dict[str, list[str]] = {name: [] for name in wanted}
     same: dict[str, str] = {}
-    with _opened(path, expected, remedy) as file:
+    with _opened(path, expected, remedy, encoding) as file:
         rows = csv.reader(file, skipinitialspace=True, strict=True, delimiter=separator)
         header = [trimmed(name) for name in next(rows, [])] if names is None else names
         if lacking := [name for name in wanted if name not in header]:
@@ -159,15 +161,17 @@ def read_table(
 
 
 @contextmanager
-def _opened(path: Path, expected: str, remedy: str) -> Iterator[TextIO]:
-    """Open a file of text; a file in another encoding than UTF-8 is refused when it is read."""
-    with reading(path, expected, remedy), path.open(newline="", encoding="utf-8-sig") as file:
+def _opened(path: Path, expected: str, remedy: str, encoding: str) -> Iterator[TextIO]:
+    """Open a file of text; a file in another encoding is refused when it is read."""
+    with reading(path, expected, remedy), path.open(newline="", encoding=encoding) as file:
         try:
             yield file
-        except UnicodeDecodeError as error:
-            other = "UTF-16" if error.object[:2] in (b"\xff\xfe", b"\xfe\xff") else "another encoding"
+        except UnicodeError as error:
+            other = "UTF-16" if getattr(error, "object", b"")[:2] in (b"\xff\xfe", b"\xfe\xff") else "another encoding"
+            wanted = "UTF-8" if encoding == "utf-8-sig" else encoding
             raise DatasetCorruptError(
-                f"Expected {visible(path)} to be {expected} in UTF-8, but it is in {other}: save it as UTF-8, or {remedy}."
+                f"Expected {visible(path)} to be {expected} in {wanted}, but it is in {other}: save it as UTF-8, give "
+                f"`dataset.encoding=NAME` to dataset=csv, or {remedy}."
             ) from error
 
 
@@ -182,14 +186,14 @@ def _read(rows: Iterable[list[str]], path: Path, lines: Sequence[int], remedy: s
         ) from error
 
 
-def header_of(path: Path, *, expected: str, remedy: str, separator: str = ",") -> list[str]:
+def header_of(path: Path, *, expected: str, remedy: str, separator: str = ",", encoding: str = "utf-8-sig") -> list[str]:
     """Return the names of a csv file's columns, which its first line has, without blanks around them.
 
     Raises:
         DatasetCorruptError: if the file is unreadable, if its first line has another separator, or if a name is empty, stands
             there twice or holds control characters.
     """
-    with _opened(path, expected, remedy) as file:
+    with _opened(path, expected, remedy, encoding) as file:
         line = file.readline()
         file.seek(0)
         names = [trimmed(name) for name in next(csv.reader(file, skipinitialspace=True, strict=True, delimiter=separator), [])]

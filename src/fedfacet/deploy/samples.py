@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.data.csv import numbers_of
 from fedfacet.data.dataset import InputStore
+from fedfacet.data.features import numbers_of
 from fedfacet.data.hf import HuggingFace
 from fedfacet.data.image_folder import ImageFolder
 from fedfacet.data.reading import reading

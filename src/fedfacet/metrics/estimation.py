@@ -69,14 +69,17 @@ def measure_estimation(triplets: Triplets) -> dict[str, Any]:
     }
 
 
-def write_triplets(triplets: Triplets, file: Path) -> None:
-    """Write a row per client, whole or not at all, into a folder that exists: a run's is not made anew where it was removed."""
+def write_triplets(triplets: Triplets, file: Path, names: Sequence[str] = ()) -> None:
+    """Write a row per client, with its name if there are ``names``, whole or not at all, into a folder that exists.
+
+    A run's folder is not made again where it was removed.
+    """
     with atomic_write(file) as unfinished, open(unfinished, "w", encoding="utf-8", newline="") as target:
         writer = csv.writer(target, lineterminator="\n")
-        writer.writerow(_COLUMNS)
+        writer.writerow([*_COLUMNS, *(["name"] if names else [])])
         for client, true, disclosed, distance in zip(*triplets, triplets.distances, strict=True):
             pairs = [value for pair in zip(true, disclosed, strict=True) for value in pair]
-            writer.writerow([client, *map(float, pairs), float(distance)])
+            writer.writerow([client, *map(float, pairs), float(distance), *([names[client]] if names else [])])
 
 
 def read_triplets(run_dir: Path) -> Triplets:
@@ -91,6 +94,7 @@ def read_triplets(run_dir: Path) -> Triplets:
             f"Expected {file}, but there is none: name the folder of a run whose clients disclosed their heterogeneity, as "
             "with selector=feddiverse."
         )
-    rows = rows_of(file, _COLUMNS, lambda column, text: int(text) if column == "client" else float(text), least=1)
+    kinds = {"client": int, "name": str}
+    rows = rows_of(file, _COLUMNS, lambda column, text: kinds.get(column, float)(text), least=1)
     numbers = np.array([[row[column] for column in _COLUMNS[1:-1]] for row in rows]).reshape(-1, len(MEASURES), 2)
     return Triplets(tuple(row["client"] for row in rows), numbers[:, :, 0], numbers[:, :, 1])

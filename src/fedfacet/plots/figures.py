@@ -38,12 +38,12 @@ class Figures(Callback):
             return
         matrices = self.data.matrices
         counts = hashlib.sha256(matrices.counts_KYA.tobytes()).digest()
-        shown = (counts, matrices.counts_KYA.shape, *map(tuple, self._names.values()))
+        shown = (counts, matrices.counts_KYA.shape, *map(tuple, self._names.values()), self.data.client_names)
         if _last.get("shown") == shown:
             with atomic_write(path) as unfinished:
                 unfinished.write_bytes(_last["picture"])
         else:
-            plot_partition(matrices, path, **self._names)
+            plot_partition(matrices, path, **self._names, client_names=self.data.client_names)
             _last.update(shown=shown, picture=path.read_bytes())
 
     def on_fit_end(self, federation: Federation, status: str) -> None:
@@ -57,4 +57,4 @@ class Figures(Callback):
             plot_curves(metrics, self.run_dir / "curves.png", **self._names)
         types = types_of(self.data.matrices)
         counts = federation.state.participation_counts.tolist()
-        plot_selection(counts, types, self.run_dir / "selection.png", federation.state.round)
+        plot_selection(counts, types, self.run_dir / "selection.png", federation.state.round, self.data.client_names)

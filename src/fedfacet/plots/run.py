@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedfacet.heterogeneity import InteractionMatrices, InteractionMatrix, measure_federation
 from fedfacet.metrics.group_names import group_names
 from fedfacet.plots import crowd
-from fedfacet.plots.style import BLUE, COLOURS, DASHES, GREEN, VERMILION, saved_figure
+from fedfacet.plots.style import BLUE, COLOURS, DASHES, GREEN, VERMILION, client_labels, saved_figure
 from fedfacet.storage.run_files import rows_of
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _AVERAGE_COLOUR, _WORST_COLOUR, _OTHERS_COLOUR = "0.45", "#241033", "0.55"  # no
 _MAX_LABELLED_CELLS = 24
 _MOST_WITH_GAPS = 48
 _MAX_LABELLED_CURVES = 12
+_MOST_SIGNS_ABREAST = 40  # of all clients' names; more stand upright
 _INCHES_PER_CLIENT = 0.075
 _INCHES_OF_MANY = 11.0
 
@@ -47,6 +48,7 @@ def plot_partition(
     *,
     class_names: Sequence[str] | None = None,
     attribute_names: Sequence[str] | None = None,
+    client_names: Sequence[str] = (),
 ) -> None:
     """Draw into a PNG what every client holds, and the federation's six measures (FedDiverse, arXiv:2504.11216, figure 3).
 
@@ -57,7 +59,7 @@ def plot_partition(
     with the median and the outer deciles of their sizes, over the shares of their types.
 
     ``matrices`` are all of one shape (Y, A). Without names, classes are called y = 0, y = 1, ... and attribute values a = 0,
-    a = 1, ...; a single attribute value goes without saying. The folder is made if need be.
+    a = 1, ...; a single attribute value goes without saying. Clients without names are numbered. The folder is made if need be.
     """
     num_classes, num_attributes = matrices[0].counts.shape
     groups = group_names(*_names(class_names, attribute_names, num_classes, num_attributes))
@@ -76,7 +78,7 @@ def plot_partition(
         if many:
             _draw_shares(strip, types)
         else:
-            _draw_types(strip, types, width)
+            _draw_types(strip, types, width, client_names)
         measures = figure.add_subplot(grid[:, 1])
         draw_measures(measures, matrices, fontsize=7)
         measures.set_xticks(range(3), [re.sub(" (?=[ics(])", "\n", name) for name in MEASURES], fontsize=7)
@@ -160,7 +162,11 @@ def plot_curves(
 
 
 def plot_selection(
-    counts: Sequence[float] | Mapping[str, Sequence[float]], types: Sequence[str], path: Path, rounds: int
+    counts: Sequence[float] | Mapping[str, Sequence[float]],
+    types: Sequence[str],
+    path: Path,
+    rounds: int,
+    client_names: Sequence[str] = (),
 ) -> None:
     """Draw into a PNG how often each client took part, clients sorted by type (FedDiverse, arXiv:2504.11216, figures 5-9).
 
@@ -194,8 +200,8 @@ def plot_selection(
         if many:
             grid[-1].set_xlabel("clients, sorted by type and by how often they took part")
         else:
-            _number_clients(grid[-1], order.tolist())
-            grid[-1].set_xlabel("client id, sorted by type")
+            _number_clients(grid[-1], order.tolist(), client_names)
+            grid[-1].set_xlabel(f"client{'' if client_names else ' id'}, sorted by type")
         label = f"rounds with the client (% of {rounds})"
         if len(panels) == 1:
             grid[0].set_ylabel(label)
@@ -289,20 +295,23 @@ def _draw_shares(axes: "Axes", types: Sequence[str]) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def _draw_types(axes: "Axes", types: Sequence[str], width: float) -> None:
+def _draw_types(axes: "Axes", types: Sequence[str], width: float, client_names: Sequence[str]) -> None:
     axes.bar(range(len(types)), 1, width=1, color=[TYPE_COLOURS[kind] for kind in types])
     for kind, start, end in _runs(types):
         if (end - start) * width / len(types) > 0.14 * len(kind) / 2:
             axes.text((start + end - 1) / 2, 0.45, kind, ha="center", va="center", fontsize=6.5)
-    _number_clients(axes, range(len(types)))
-    axes.set(ylim=(0, 1), yticks=[], xlabel="client id")
+    _number_clients(axes, range(len(types)), client_names)
+    axes.set(ylim=(0, 1), yticks=[], xlabel="client" if client_names else "client id")
     axes.set_ylabel("type", rotation=0, ha="right", va="center")
     axes.spines["left"].set_visible(False)
 
 
-def _number_clients(axes: "Axes", clients: Sequence[int]) -> None:
+def _number_clients(axes: "Axes", clients: Sequence[int], names: Sequence[str]) -> None:
     step = 1 if len(clients) <= 40 else 5
-    axes.set_xticks(range(0, len(clients), step), [str(client) for client in clients[::step]], fontsize=7)
+    labels = client_labels(clients[::step], names)
+    axes.set_xticks(range(0, len(clients), step), labels, fontsize=7)
+    if names and sum(map(len, labels)) > _MOST_SIGNS_ABREAST:
+        axes.tick_params(axis="x", labelrotation=90)
 
 
 def _names(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedfacet.metrics.group_names import group_names
 from fedfacet.storage.atomic_write import atomic_write
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ WIDTHS = {"column": 3.25, "page": 6.75}  # of a page with two columns, in inches
 _SPLITS = {"val": "validation", "test": "test", "personal_test": "personal test"}
 _MEASURES = {"acc": "accuracy", "acc_worst_group": "worst-group accuracy", "acc_adjusted": "adjusted accuracy", "loss": "loss"}
 _MEASURES |= {"acc_mean": "accuracy (mean of clients)", "acc_min": "accuracy (worst client)"}
+_MOST_SIGNS = 20  # of a client's name
 _UNDATED: Any = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # the same runs give the same bytes
 
 _NARROWEST = 1.9  # of panels side by side, in inches
@@ -110,6 +112,12 @@ def columns_of(grid: "Sequence[Axes]") -> int:
 def legend_columns(names: Sequence[str], width: float) -> int:
     """Return in how many columns a legend is as wide as a figure at most."""
     return max(1, min(len(names), int((width - 0.1) / (0.6 + 0.066 * max(map(len, names), default=0)))))
+
+
+def client_labels(numbers: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Return what an axis calls some clients: their names, cut to twenty signs, or their numbers where they have none."""
+    shown = group_names(names, ["none"])
+    return [shown[number][:_MOST_SIGNS] if shown else str(number) for number in numbers]
 
 
 def axis_name(metric: str) -> str:

@@ -39,6 +39,8 @@ def write_partition(run_dir: Path, config: DictConfig, federation: Federation) -
         "num_clients": data.partition.num_clients,
         "class_names": data.dataset.class_names,
         "attribute_names": data.dataset.attribute_names,
+        **({"client_names": data.client_names} if data.client_names else {}),
+        **({"inputs": data.dataset.inputs_read} if data.dataset.inputs_read else {}),
     }
     others: dict[str, Any] = {}
     if any(map(len, data.local_holdout)):
@@ -46,6 +48,7 @@ def write_partition(run_dir: Path, config: DictConfig, federation: Federation) -
     if (never := data.held_out_clients) is not None:
         others["held_out_clients"] = {
             "numbers": never.numbers,
+            **({"names": never.names} if never.names else {}),
             "counts": [matrix.counts.astype(int).tolist() for matrix in data.matrices_of(never.partition)],
             "indices": [client.tolist() for client in never.partition.indices],
             "local_holdout": [held_out.tolist() for held_out in never.local_holdout],

@@ -4,7 +4,7 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ class Table:
     Args:
         file: of the table.
         adapts: whether a row may have other columns than the first one: what lacks is left empty, what is new is left out.
+        names: of clients, by number: rows with a ``client`` say its ``name`` too. Without them there is no such column.
     """
 
-    def __init__(self, file: Path, *, adapts: bool = False) -> None:
+    def __init__(self, file: Path, *, adapts: bool = False, names: Sequence[str] = ()) -> None:
         self.file = file
+        self._names = names
         self._adapts = adapts
         self._columns: list[str] | None = None
         self._rows, self._bytes, self._sha256 = 0, 0, hashlib.sha256()
@@ -77,6 +79,8 @@ class Table:
         """
         if not rows:
             return
+        if self._names and "name" in (self._columns or ["name"]):  # a resumed run of an older version has no such column
+            rows = tuple({**row, "name": self._names[row["client"]]} for row in rows)
         columns = self._columns or list(rows[0])
         if self._adapts:
             rows = tuple({column: row.get(column, "") for column in columns} for row in rows)
