@@ -32,9 +32,9 @@ from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import command_name, failed_if_stopped, refuse, same_command, short_in_a_sentence
 from fedfacet.runs.job import ETA, Job, failures
 from fedfacet.runs.jobs import check, check_alone, check_data, check_started, launch, run_job, serve
-from fedfacet.runs.lock import holder_of
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
 from fedfacet.shell_words import typed
+from fedfacet.storage.lock import holder_of
 from fedfacet.waiting import waiting
 
 _MOST_NAMED = 20

@@ -26,7 +26,7 @@ from fedfacet.entry import num_started, tell_error
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
 from fedfacet.runs.job import ETA, Job, failures
-from fedfacet.runs.lock import lock, sole
+from fedfacet.storage.lock import lock, sole
 
 
 def launch(jobs: Sequence[tuple[DictConfig, Path]], task: Callable[[DictConfig], Any], otherwise: Callable[[], None]) -> None:
