@@ -124,9 +124,9 @@ def inside(overrides: Sequence[str]) -> dict[str, Any]:
     """Run a job in this process, and say what its parts took of the CPU."""
     sys.path.insert(0, str(SRC))
     from fedfacet import config as configuration
-    from fedfacet.callbacks.figures import Figures
     from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
     from fedfacet.callbacks.summary import Summary
+    from fedfacet.plots.figures import Figures
     from fedfacet.runs.job import Job
     from fedfacet.runs.jobs import check
     from fedfacet.runs.open_run import open_run

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from fedfacet import state
 from fedfacet.adapters import LoRA
-from fedfacet.clients.program import ClientTrainer
+from fedfacet.clients.trainer import ClientTrainer
 from fedfacet.models.causal_lm import CausalLM
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, State

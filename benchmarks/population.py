@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
-from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.centroids import Centroids
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix, NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss, LossMoments, Valuation
 from fedfacet.clients.queries.resources import Resources, RoundJoules, UploadSeconds
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
+from fedfacet.clients.trainer import Clients
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
 from fedfacet.methods.cbim import CBIMSelector, Contract

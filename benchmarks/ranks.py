@@ -35,7 +35,7 @@ TENSORS = 160  # as many as MobileNetV2 has, so that none is too large for a cac
 def drive(ranks: Ranks, model: State, num_ranks: int, sums: str) -> State:
     """Do rank 0's part of a round, and return the next model."""
     for _ in range(min(2, num_ranks - 1)):  # the ranks that it sends the model to, which hand it on
-        ranks.send({1: Message(Work(None))}, [model])
+        ranks.send({1: Message(Work())}, [model])
     facts, task = Facts(num_ranks, model, tuple(model)), ClientTask(0, 1, 0, Broadcast(model))
 
     def updates() -> Iterator[ClientUpdate]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedfacet.analysis.runs import Run, find_runs
-from fedfacet.plots.figure import COLOURS, saved_figure
+from fedfacet.plots.style import COLOURS, saved_figure
 
 PANELS = (
     ("test/acc_worst_group", "test/acc_worst_group"),

@@ -5,8 +5,8 @@
 
 import sys
 
-from fedfacet.analysis.terminal import markdown_tables
 from fedfacet.commands import describe_selectors
+from fedfacet.commands.output import markdown_tables
 
 HEAD = """# Do the thesis' selection methods run here?
 
@@ -30,9 +30,9 @@ SECTIONS = {
 def section(title: str) -> str:
     """Return a section: the command, and what it says."""
     options = SECTIONS[title]
-    told = describe_selectors.tell([*options, "output=markdown"])
+    output = describe_selectors.run([*options, "output=markdown"])
     command = " ".join(["python src/describe.py selectors", *options, "output=markdown"])
-    return f"## {title}\n\n```bash\n{command}\n```\n\n{markdown_tables(told.tables, told.remarks)}"
+    return f"## {title}\n\n```bash\n{command}\n```\n\n{markdown_tables(output.tables, output.remarks)}"
 
 
 def taxonomy_page() -> str:

@@ -31,7 +31,7 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.client_setup import clock_of
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.callbacks.mechanism import Callbacks
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.config import compose_job
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
@@ -57,8 +57,8 @@ TOY_MODEL = partial(SmallCNN, width=2, hidden=4)
 
 SERVER = """
 import atexit, contextlib, gc, json, os, runpy, sys, traceback
-import fedfacet.analysis.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra
-import fedfacet.objectives.classification, fedfacet.runs.command, fedfacet.runs.open_run, rich._emoji_codes, rich.table
+import fedfacet.runs.console, fedfacet.build, fedfacet.callbacks.evaluate, fedfacet.data.digits, hydra
+import fedfacet.objectives.classification, fedfacet.commands.train, fedfacet.runs.open_run, rich._emoji_codes, rich.table
 import fedfacet.clients.queries.true_heterogeneity, hydra._internal.logging_config, torch.utils.serialization
 with contextlib.suppress(ImportError):
     import optuna.samplers, optuna.storages.journal

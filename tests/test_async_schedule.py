@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fedfacet.aggregators.fedavg import FedAvg
+from fedfacet.capacities import ProportionsCapacity
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
-from fedfacet.compatibility import check_asynchronous
+from fedfacet.compatibility import check_pairs
 from fedfacet.devices.synthetic import DiurnalDevices, LognormalDevices, MobileEdgeDevices, UniformDevices
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError
@@ -17,6 +18,7 @@ from fedfacet.mechanisms.devices import SimulatedDevices
 from fedfacet.methods.fedbuff import FedBuff
 from fedfacet.participation import Dropouts
 from fedfacet.selectors.all import AllSelector
+from fedfacet.selectors.poisson import PoissonSelector
 from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.selectors.uniform import UniformSelector
@@ -149,23 +151,24 @@ def test_asking_takes_time_before_anybody_is_sent_off(make):
 
 
 def test_what_waits_for_clients_is_refused():
-    names = {"aggregator": "fedbuff", "selector": "X"}
+    def check(devices, selector=None, capacity=None):
+        parts = {"aggregator": FedBuff(), "selector": selector or UniformSelector(), "devices": devices, "capacity": capacity}
+        check_pairs(parts, {"aggregator": "fedbuff", "selector": "X"})
+
     fine = UniformDevices()
-    check_asynchronous(fine, UniformSelector(), None, names)
-    with pytest.raises(ConfigError, match=r"^Expected devices for aggregator=fedbuff, which does not wait .*devices=lognormal"):
-        check_asynchronous(None, UniformSelector(), None, names)
-    for devices, named in (
-        (UniformDevices(deadline=5), "deadline=5"),
-        (UniformDevices(overcommit=1.5), "overcommit=1.5"),
-        (MobileEdgeDevices(uplink="sequential"), "uplink=sequential"),
-    ):
-        with pytest.raises(ConfigError, match=rf"but got devices\.{named}"):
-            check_asynchronous(devices, UniformSelector(), None, names)
-    for selector in (AllSelector(), RoundRobinSelector()):
-        with pytest.raises(ConfigError, match=r"learns nothing from rounds .* selector=X: choose selector=uniform"):
-            check_asynchronous(fine, selector, None, names)
-    with pytest.raises(ConfigError, match="hold the whole model"):
-        check_asynchronous(fine, UniformSelector(), object(), names)
+    check(fine)
+    with pytest.raises(ConfigError, match=r"'devices', which aggregator=fedbuff requires.*devices=lognormal"):
+        check(None)
+    for devices in (UniformDevices(deadline=5), UniformDevices(overcommit=1.5), MobileEdgeDevices(uplink="sequential")):
+        with pytest.raises(ConfigError, match=r"fedbuff to go with devices=.*, but it takes .*devices\.uplink=parallel"):
+            check(devices)
+    for selector in (AllSelector(), RoundRobinSelector(), PoissonSelector()):
+        with pytest.raises(
+            ConfigError, match=r"^Expected selector=X to go with aggregator=fedbuff, but it .* choose .*uniform"
+        ):
+            check(fine, selector)
+    with pytest.raises(ConfigError, match="takes updates as they come: choose capacity=whole"):
+        check(fine, capacity=ProportionsCapacity())
 
 
 def test_bad_settings_are_refused():

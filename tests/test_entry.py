@@ -12,7 +12,7 @@ import pytest
 from fedfacet.__main__ import USAGE, main
 from fedfacet.callbacks.progress import Progress
 from fedfacet.commands import describe, report
-from fedfacet.entry import at_import, enter, is_heard, reader_may_leave, sentence_of, short_of, shown
+from fedfacet.entry import at_import, enter, is_printed_here, reader_may_leave, sentence_of, short_of, shown
 from fedfacet.errors import ConfigError, EngineError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the streams of a process are replaced in a fork of it")
@@ -153,8 +153,8 @@ def test_what_all_ranks_find_is_said_once(monkeypatch, variables, engine, heard)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["train.py", f"engine={engine}"])
-    assert is_heard(ConfigError("x")) is heard
-    assert is_heard(EngineError("x"))
+    assert is_printed_here(ConfigError("x")) is heard
+    assert is_printed_here(EngineError("x"))
 
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2"}

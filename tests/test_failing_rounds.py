@@ -40,7 +40,7 @@ class Saboteur:
     def _look(self, frame, event, argument):
         code = frame.f_code
         resumed = code.co_flags & inspect.CO_GENERATOR and frame.f_lasti > 0  # or closed, where an error is not heard
-        if event == "call" and "fedfacet" in code.co_filename and code.co_name != "take_back" and not resumed:
+        if event == "call" and "fedfacet" in code.co_filename and code.co_name != "roll_back" and not resumed:
             self.calls += 1
             if self.calls == self.number:
                 self.where = f"{code.co_filename.rpartition('fedfacet/')[2]}:{code.co_qualname}"

@@ -15,9 +15,9 @@ from fedfacet.build import build
 from fedfacet.callbacks.base import Callback
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.program import Clients
 from fedfacet.clients.queries.base import Query
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
+from fedfacet.clients.trainer import Clients
 from fedfacet.config import compose_job
 from fedfacet.corrections import Correction
 from fedfacet.data.dataset import Dataset, InMemoryInputs

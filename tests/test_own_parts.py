@@ -16,7 +16,7 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.base import Query
 from fedfacet.engines.vectorized import VectorizedEngine
-from fedfacet.errors import AggregationError
+from fedfacet.errors import AggregationError, BadUpdateError
 from fedfacet.mechanism import Mechanism
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.participation import Participation
@@ -154,7 +154,7 @@ def test_an_answer_that_is_none_is_told(data):
 
 
 def test_a_layer_that_a_query_swaps_is_told(data):
-    with pytest.raises(ValueError, match=r"the parameters that it was lent with, but '2\.weight' is another"):
+    with pytest.raises(ValueError, match=r"the parameters that it had before the query, but '2\.weight' is another"):
         federate(data, network(), selector=Asking(LinearProbe(swap)), callbacks={}).run_round()
 
 
@@ -459,3 +459,29 @@ def test_numbers_of_numpy_and_torch_are_numbers(data):
     metrics = federate(data, network(), callbacks={"mine": Watching(lambda _: came)}).run_round().metrics
     assert {name: metrics[name] for name in came} == {"norm": 0.5, "size": 3.0, "loss": 0.25}
     assert {type(metrics[name]) for name in came} == {float}
+
+
+@pytest.mark.parametrize(
+    ("mechanisms", "said"),
+    [
+        ([Mechanism], r"`mechanisms\[0\]` to be a Mechanism, but got the class Mechanism"),
+        ([Mechanism(), FedAvg()], r"`mechanisms\[1\]` to be a Mechanism, but got"),
+        (Mechanism(), "`mechanisms` to be a Sequence, but got"),
+        ({"mine": Mechanism()}, "`mechanisms` to be a Sequence, but got"),
+    ],
+)
+def test_what_is_no_mechanism_is_refused(data, mechanisms, said):
+    with pytest.raises(TypeError, match=said):
+        federate(data, network(), mechanisms=mechanisms)
+
+
+class Forgetful(Mechanism):
+    """A mechanism whose author forgot to return the update."""
+
+    def incoming(self, round, task, update):
+        pass
+
+
+def test_a_mechanism_that_drops_all_updates_does_not_do_so_in_silence(data):
+    with pytest.raises(BadUpdateError, match=f"but all {K} were dropped"):
+        federate(data, network(), mechanisms=[Forgetful()]).run_round()

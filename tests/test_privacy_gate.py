@@ -34,13 +34,19 @@ def private(tmp_path):
         (("privacy=dp_sgd", "selector=uniform", "scheduler=plateau", "scheduler.metric=train/loss"), "the scheduler follows"),
         (("method=dp_fedavg", "selector=size_weighted"), "selector=size_weighted asks clients for `num_samples`"),
         (("method=dp_fedavg", "selector=size_weighted", "selector.num_samples.noise_multiplier=1"), "`num_samples`"),
-        (("method=dp_fedavg", "selector=feddiverse", NOISE, "selector.pretraining_rounds=1"), "in its first rounds"),
         (("method=dp_fedavg", "privacy.cover=updates", "aggregator=krum"), "aggregator=krum looks at each"),
     ],
 )
 def test_what_nobody_counts_is_refused(private, overrides, sentence):
     with pytest.raises(ConfigError, match=f"whose epsilon covers .*alone, but .*{sentence}"):
         private(*overrides)
+
+
+def test_first_rounds_of_everybody_are_refused_under_central_noise(private):
+    with pytest.raises(
+        ConfigError, match=r"^Expected selector=feddiverse to go with privacy=central, but it takes all .* first"
+    ):
+        private("method=dp_fedavg", "selector=feddiverse", NOISE, "selector.pretraining_rounds=1")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fedfacet import __version__
-from fedfacet.entry import enter, main_of, tell_error
+from fedfacet.entry import enter, main_of, print_error
 from fedfacet.waiting import waiting
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         enter(partial(main, argv), tells=argv[:1] not in (["train"], ["tune"], ["serve"], ["client"]))
     command, arguments = (argv[0], argv[1:]) if argv else ("--help", [])
     if command in ("-h", "--help"):
-        from fedfacet.analysis.terminal import print_usage
+        from fedfacet.terminal import print_usage
 
         print_usage(USAGE)
         return 0
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in ("tune", "describe", "report", "attack", "serve", "client"):
         sys.argv[0] = f"fedfacet {command}"  # as which it names itself
         return main_of(command)(arguments)
-    tell_error(
+    print_error(
         "Expected one of the commands train, tune, describe, report, attack, serve and client, but got "
         f"{command!r}: see --help."
     )
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_jobs(train: "Callable[[Job], None] | None" = None) -> None:
     """Have ``train``, or ``fedfacet.train``'s own way, run all jobs of the process's command line."""
     with waiting("fedfacet starts"):  # before Hydra loads
-        from fedfacet.runs.command import run_command
+        from fedfacet.commands.train import run_command
 
         if train is None:
             from fedfacet.runs.run import fit

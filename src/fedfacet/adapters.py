@@ -208,8 +208,8 @@ class LoRA(Adapter):
             found = [name for name in layers if any(f".{name}".endswith(f".{one}") for one in wanted)]
         if not found:
             could = [name for name, part in layers.items() if _is_usual(part)]
-            told = ", ".join(could[:5]) + (f" and {len(could) - 5} more" if len(could) > 5 else "")
-            remedy = f"name some of {told}" if could else "choose adapter=frozen, or another model"
+            listed = ", ".join(could[:5]) + (f" and {len(could) - 5} more" if len(could) > 5 else "")
+            remedy = f"name some of {listed}" if could else "choose adapter=frozen, or another model"
             raise ConfigError(
                 f"Expected `adapter.target_modules` to name layers of {type(model).__name__} that are not trained anyway, but "
                 f"{'it has none' if wanted is None else f'none matches {wanted!r}'}: {remedy}."

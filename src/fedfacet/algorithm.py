@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.errors import AggregationError
+from fedfacet.errors import AggregationError, SelectionError
 from fedfacet.mechanism import Round
-from fedfacet.types import ClientTask, ClientUpdate, Query, ServerState, State
+from fedfacet.types import DEVICES, NOISE, ClientTask, ClientUpdate, Query, ServerState, State
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +66,27 @@ class Verbs:
     def train(self, client_ids: Iterable[int], model: State | None = None) -> Iterator[ClientUpdate]:
         """Send clients a model, and yield their updates that count, one by one; a client that drops out has none.
 
-        A client may train several times in a round, each time with the same draws.
+        A client may train several times in a round, each time with the same draws. They train as the updates are read.
 
         Args:
             client_ids: who trains.
             model: on which they train; by default the round's. ``delta`` is the difference from it.
+
+        Raises:
+            AggregationError: if the model has other tensors than the round's.
+            SelectionError: if a client is not available.
         """
-        federation, tasks = self.current.federation, []
+        federation, tasks, client_ids = self.current.federation, list[ClientTask](), list(client_ids)
+        if strangers := sorted(set(client_ids).difference(self.available)):
+            raise SelectionError(
+                f"Expected {self._who} to train only clients that are available in round {self.number}, but {strangers} are "
+                "not: choose among `verbs.available`."
+            )
+        if model is not None and (differ := sorted(model.keys() ^ self.current.before.model.keys())):
+            raise AggregationError(
+                f"Expected {self._who} to train clients on a model of the same tensors, but it differs in {differ[0]!r}: "
+                "begin with `dict(model)`."
+            )
         for client_id in client_ids:
             task = self._order(client_id, model, self.current.finished.get(client_id, 1.0))
             self.current.queries.ledger.floats_down += federation.num_floats_sent(task.broadcast, client_id)
@@ -98,6 +112,10 @@ class Verbs:
         """Return a generator of this round's own for a purpose, the same whenever the round is run."""
         return rng.stream(self.current.seed, f"algorithm-{purpose}", self.number)
 
+    @property
+    def _who(self) -> str:
+        return f"{type(self.current.aggregator).__name__}.round"
+
     def _order(self, client_id: int, model: State | None, part: float = 1.0) -> ClientTask:
         task: ClientTask = self.current.federation.order(self.current.before, client_id, part)
         return task if model is None else replace(task, broadcast=replace(task.broadcast, model=model))
@@ -109,6 +127,15 @@ class Algorithm(Aggregator):
     Give it in an aggregator's place. The selector's cohort is a proposal, ``verbs.cohort``. It is immutable, as
     an aggregator is: ``round`` takes its state and returns the next one. ``average`` follows ``weighting`` and ``buffers``.
     """
+
+    @property
+    def excludes(self) -> Mapping[str, str]:
+        """What plans rounds of orders, too, where the algorithm gives them as it goes."""
+        return {
+            **super().excludes,
+            DEVICES: "owns its round, which devices plan beforehand: choose devices=none",
+            NOISE: "owns its round, and an epsilon counts one order of a client in a round: choose privacy=none",
+        }
 
     @abstractmethod
     def round(self, server: ServerState, model: State, verbs: Verbs) -> tuple[ServerState, State]:

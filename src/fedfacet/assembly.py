@@ -14,18 +14,16 @@ from torch import nn
 from fedfacet.accounting import check_room
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.base import Callback, check_callbacks
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.capacities import Capacity
 from fedfacet.client_setup import clock_of, device_of, parts_of, smaller_models, usual_memory_format
-from fedfacet.clients.hooks import check_objective, tell_of_an_earlier_life
+from fedfacet.clients.hooks import check_objective, warn_of_reuse
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.network_trial import check_network, check_weights
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.compatibility import (
-    check_algorithm,
-    check_asynchronous,
     check_devices,
     check_disclosed,
     check_full_batch,
@@ -47,6 +45,7 @@ from fedfacet.mechanisms import mechanisms_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
+from fedfacet.own_modules import check_needs_logits, logged_values, with_own_metrics
 from fedfacet.participation import Participation
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
@@ -61,10 +60,10 @@ from fedfacet.submodels.parts import Parts
 from fedfacet.summing import SummedUpdates, check_summed, sums_updates
 from fedfacet.termination import Termination
 from fedfacet.transforms import UpdateTransform
-from fedfacet.types import ASYNCHRONOUS, ServerData
+from fedfacet.types import ServerData
 
 
-def federate(
+def federate(  # noqa: PLR0913  # a keyword for each part of a federation, all but two with a default
     data: FederatedData,
     model: nn.Module | L.LightningModule,
     *,
@@ -134,16 +133,27 @@ def federate(
         >>> sorted(federation.run_round().arrived)
         [0, 1, 2, 3, 4]
     """
+    listed = mechanisms if isinstance(mechanisms, Sequence) else ()
     for name, part, kind in (
         ("engine", engine, Engine),
         ("selector", selector, ClientSelector),
         ("aggregator", aggregator, Aggregator),
+        ("mechanisms", mechanisms, Sequence),
+        *((f"mechanisms[{number}]", one, Mechanism) for number, one in enumerate(listed)),
     ):
         if part is not None and not isinstance(part, kind):
             came = f"the class {part.__name__}" if isinstance(part, type) else repr(part)
             raise TypeError(f"Expected `{name}` to be a {kind.__name__}, but got {came}: give an object of such a class.")
+    if not isinstance(data, FederatedData):
+        remedy = "give the samples to clients by `deal(dataset_from_arrays(x, y), IIDPartitioner(num_clients=10))`"
+        if isinstance(data, L.LightningDataModule):
+            remedy = (
+                "call its `setup`, and give the data sets of its loaders to `deal(dataset_from_torch(train, test=test), "
+                "IIDPartitioner(num_clients=10))`"
+            )
+        raise TypeError(f"Expected `data` to say which client has which samples, but got {type(data).__name__}: {remedy}.")
     check_weights(model)
-    tell_of_an_earlier_life(model)
+    warn_of_reuse(model)
     engine = engine if engine is not None else SequentialEngine()
     optimizer = optimizer if optimizer is not None else partial(torch.optim.SGD, lr=0.01)
     device = device_of(engine.device)
@@ -209,7 +219,7 @@ def federate(
     return federation
 
 
-def assemble(
+def assemble(  # noqa: PLR0913  # a keyword for each group of a configuration
     clients: Clients,
     *,
     engine: Engine,
@@ -270,31 +280,36 @@ def assemble(
         "selector": selector,
         "participation": participation,
         "termination": termination,
-        "transforms": next((transform for transform in clients.transforms if transform.requires), None),
+        **{f"transforms.{number}": transform for number, transform in enumerate(clients.transforms)},
+        "devices": devices,
+        "capacity": parts.capacity if parts is not None else None,
+        "privacy": clients.privacy or privacy,
+        **{f"mechanisms.{one.slot or number}": one for number, one in enumerate(mechanisms)},
     }
     names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
     check_objective(clients.objective)
     check_network(clients, aggregator.buffers)
     check_pairs(chosen, names)
     if parts is not None:
-        check_takes_parts(clients, aggregator, selector, names)
+        check_takes_parts(clients, names)
     check_transforms(clients)
     check_full_batch(clients, selector, scheduler, names)
     check_noised(clients, names)
     if clients.privacy is not None:
         check_private(clients, names)
-    callbacks = callbacks or {}
+    check_callbacks(callbacks or {})
+    callbacks = with_own_metrics(clients, callbacks or {})
     asked = questions(selector, aggregator, callbacks, names)
     accounting = account(clients, privacy, aggregator, selector, scheduler, cohort_size, names, asked)
     accounting = with_mechanisms(accounting, mechanisms)
     watching = {f"callbacks.{name}": callback for name, callback in callbacks.items()}
     check_judged(clients, {"aggregator": aggregator, "selector": selector, **watching}, server_data, names)
-    check_devices(clients, devices, selector, termination, names)
-    check_algorithm(aggregator, devices, clients.privacy or privacy, names)
-    if ASYNCHRONOUS in aggregator.provides:
-        check_asynchronous(devices, selector, parts, names)
+    if devices is not None:
+        check_devices(clients, devices, termination, names)
     if disclosure is not None:
         check_disclosed(clients, [query for query, _ in asked], disclosure, names)
+    judging = {f"{group}={names[group]}": part for group, part in (("aggregator", aggregator), ("selector", selector))}
+    check_needs_logits(clients, judging, callbacks, asked)
     for query, _ in asked:
         query.check(clients.program.module)
     if sums_updates(engine):
@@ -313,6 +328,7 @@ def assemble(
         evaluation=evaluation,
         termination=termination,
     )
+    made += logged_values(clients, is_private=bool(clients.privacy or privacy or disclosure))
     facts = clients.facts if partition_digest is None else replace(clients.facts, partition_digest=partition_digest)
     if isinstance(engine, DistributedEngine) and sums_updates(engine):
         made.append(SummedUpdates(engine, aggregator, facts, on_bad_update))

@@ -18,7 +18,7 @@ from fedfacet.assembly import assemble
 from fedfacet.client_setup import be_deterministic, device_of, parts_of, smaller_models, usual_memory_format
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.network_trial import check_weights
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.config import SETTLED, carried_over, check_saved, make, plain, without_downloads
 from fedfacet.cores import num_cores
 from fedfacet.data.federated import FederatedData, deal
@@ -221,7 +221,7 @@ def _is_for_samples(root: str | None) -> bool:
 
 def _model_facts(data: FederatedData) -> dict[str, Any]:
     """Return what a model is told of the data."""
-    return {"num_classes": data.dataset.num_classes, "input_shape": data.dataset.input_shape}
+    return {"num_classes": data.dataset.num_outputs, "input_shape": data.dataset.input_shape}
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
@@ -254,7 +254,8 @@ def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -
         check_trained(model, dataset.batch(dataset.test[:1]).x, f"adapter={config.choices.adapter}")
     _check_optimizer(optimizer, model)
     loss = make(config.loss)
-    loss(torch.zeros(1, dataset.num_classes), dataset.batch(dataset.test[:1]))  # refuses its settings now, not at a client
+    if dataset.targets is None:
+        loss(torch.zeros(1, dataset.num_classes), dataset.batch(dataset.test[:1]))  # refuses its settings now, not at a client
     optimizer, loss = _unguarded(optimizer), _unguarded(loss)
     capacity, submodel = (make(config[group]) if group in config else None for group in ("capacity", "submodel"))
     if adapter is not None and (capacity is not None or submodel is not None):

@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.arguments import check_choice, check_whole, check_within
+from fedfacet.types import PARTS
 
 
 class Capacity(ABC):
@@ -15,6 +17,8 @@ class Capacity(ABC):
     Arguments that are out of range raise ``ValueError``. A capacity draws from nothing but the generator it is given and keeps
     no state, so that a round can be run again.
     """
+
+    provides: ClassVar[frozenset[str]] = frozenset({PARTS})
 
     levels: tuple[float, ...]
     """The rates below 1 that may occur."""

@@ -11,7 +11,7 @@ from torch import nn
 from fedfacet import state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.capacities import Capacity
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.clock import Clock
 from fedfacet.derived import other_names
 from fedfacet.devices.base import Devices

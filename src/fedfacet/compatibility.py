@@ -9,27 +9,29 @@ from typing import Any
 import numpy as np
 
 from fedfacet.aggregators.base import Aggregator
-from fedfacet.algorithm import Algorithm
 from fedfacet.callbacks.base import Callback
 from fedfacet.clients.prediction import network_with_head
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError
-from fedfacet.methods.lag import Silence
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.privacy.disclosure import UPDATE, DisclosurePolicy, kinds_sent
 from fedfacet.query import Query
 from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.termination import EnergyTermination, Termination
-from fedfacet.transforms import UpdateTransform
 from fedfacet.types import (
     ASYNCHRONOUS,
+    CENTRAL_NOISE,
     CLIENT_GRADIENTS,
+    DEVICES,
+    NOISE,
     OVERCOMMIT,
+    PARTS,
     PAYMENTS,
     STORED_GRADIENTS,
     SUMMED_GRADIENTS,
+    WAITING,
     WEIGHTED_DRAWS,
     ServerData,
 )
@@ -37,11 +39,13 @@ from fedfacet.types import (
 log = logging.getLogger(__name__)
 
 OPTIONAL = frozenset({ASYNCHRONOUS, WEIGHTED_DRAWS, SUMMED_GRADIENTS, PAYMENTS, STORED_GRADIENTS})
+OPTIONAL |= {PARTS, NOISE, CENTRAL_NOISE, DEVICES, WAITING, OVERCOMMIT}
 """What a part may give though nobody needs it, since it costs nothing."""
 
 _OTHER_HALF = "choose the other half of the method too (`method=` chooses both), or leave this half out."
 _REMEDIES = {
     WEIGHTED_DRAWS: "choose a selector that draws clients by weights, such as uniform, or another participation.",
+    DEVICES: "choose devices=lognormal or another option of `devices`, or another part.",
     PAYMENTS: "choose a selector that pays clients, such as fmore or cbim, or another termination.",
     SUMMED_GRADIENTS: "choose optimizer=sgd, without Nesterov's momentum and without dampening, or another method.",
     STORED_GRADIENTS: "choose aggregator=lag (method=lag and method=lag_wk do), or leave this part out.",
@@ -49,41 +53,46 @@ _REMEDIES = {
 
 
 def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
-    """Refuse a method of which only a half was chosen: every name that one part needs some part must give, and the reverse.
+    """Refuse parts that do not go together.
+
+    Every name that one part requires some part must provide, and the reverse; none may provide what another excludes.
 
     Args:
-        parts: group -> part, each with ``provides`` and ``requires`` where it has any.
+        parts: group -> part, each with ``provides``, ``requires`` and ``excludes`` where it has any. A group of several parts
+            has ``group.0``, ``group.1``, ...
         choices: group -> the option that was chosen, for the message.
 
     Raises:
-        ConfigError: naming the half that is there, and what it lacks.
+        ConfigError: naming the part, and what it lacks or cannot do with.
     """
     provides: dict[str, frozenset[str]] = {group: getattr(part, "provides", frozenset()) for group, part in parts.items()}
     requires: dict[str, frozenset[str]] = {group: getattr(part, "requires", frozenset()) for group, part in parts.items()}
+    said = {group: _called(group, part, choices) for group, part in parts.items()}
     given, needed = (frozenset[str]().union(*sets.values()) for sets in (provides, requires))
     for group, names in requires.items():
         if lacking := sorted(names - given - {CLIENT_GRADIENTS}):  # see `check_full_batch`
             raise ConfigError(
-                f"Expected a part that provides {lacking[0]!r}, which {group}={choices.get(group)} requires, but there is "
-                f"none: {_REMEDIES.get(lacking[0], _OTHER_HALF)}"
+                f"Expected a part that provides {lacking[0]!r}, which {said[group]} requires, but there is none: "
+                f"{_REMEDIES.get(lacking[0], _OTHER_HALF)}"
             )
+    for group, part in parts.items():
+        for name, reason in getattr(part, "excludes", {}).items():
+            if (other := next((other for other, names in provides.items() if name in names), None)) is not None:
+                raise ConfigError(f"Expected {said[group]} to go with {said[other]}, but it {reason}.")
     for group, names in provides.items():
         if unused := sorted(names - needed - OPTIONAL):
             raise ConfigError(
-                f"Expected a part that requires {unused[0]!r}, which {group}={choices.get(group)} provides, but there is none: "
-                f"{_OTHER_HALF}"
+                f"Expected a part that requires {unused[0]!r}, which {said[group]} provides, but there is none: {_OTHER_HALF}"
             )
 
 
-def check_takes_parts(clients: Clients, aggregator: Aggregator, selector: ClientSelector, names: Mapping[str, Any]) -> None:
-    """Refuse what cannot do with clients that hold parts of the model.
+def check_takes_parts(clients: Clients, names: Mapping[str, Any]) -> None:
+    """Refuse clients that cannot hold parts of the model.
 
     Raises:
         ConfigError: naming it.
     """
     for refused, what in (
-        (not aggregator.entrywise, f"aggregator={names['aggregator']} needs whole models: choose fedavg, fedavgm or fednova"),
-        (selector.needs_updates is not None, f"selector={names['selector']} compares whole updates: choose uniform"),
         (bool(clients.program.frozen), "some of the model's weights are frozen: train them all"),
         (bool(clients.personal), "`personal` keeps layers of a shape that changes: choose personal=none"),
         (clients.local.keep_optimizer, "`local.keep_optimizer` keeps what belongs to other channels: choose false"),
@@ -169,9 +178,8 @@ def check_full_batch(clients: Clients, selector: ClientSelector, scheduler: Sche
     Raises:
         ConfigError: naming the part, and what stands against it.
     """
-    parts: list[tuple[str, ClientSelector | UpdateTransform]] = [("selector", selector)]
-    parts += [("transforms", transform) for transform in clients.transforms]
-    name = next((f"{group}={_name(group, part, names)}" for group, part in parts if CLIENT_GRADIENTS in part.requires), None)
+    parts: list[tuple[str, Any]] = [("selector", selector), *(("transforms", each) for each in clients.transforms)]
+    name = next((_called(group, part, names) for group, part in parts if CLIENT_GRADIENTS in part.requires), None)
     if name is None:
         return
     local, most = clients.local, max(map(len, clients.partition.indices))
@@ -190,101 +198,23 @@ def check_full_batch(clients: Clients, selector: ClientSelector, scheduler: Sche
             raise ConfigError(f"Expected updates that are clients' gradients for {name}, but {what}, or another method.")
 
 
-def check_devices(
-    clients: Clients,
-    devices: Devices | None,
-    selector: ClientSelector,
-    termination: Termination | None,
-    names: Mapping[str, Any],
-) -> None:
-    """Refuse what looks at a clock that there is not, and devices where they would say nothing.
+def check_devices(clients: Clients, devices: Devices, termination: Termination | None, names: Mapping[str, Any]) -> None:
+    """Refuse devices whose numbers leave a part nothing to look at.
 
     Raises:
         ConfigError: naming the part.
     """
-    selects, ends = f"selector={names['selector']}", f"termination={_name('termination', termination, names)}"
-    if devices is None:
-        lossy = [(part, f"transforms={_name('transforms', part, names)}") for part in clients.transforms]
-        for part, name in ((selector, selects), (termination, ends), *lossy):
-            if getattr(part, "needs_devices", False):
-                raise ConfigError(
-                    f"Expected devices for {name}, which looks at the time that clients take, but there are none: choose "
-                    "devices=uniform or another option of `devices`, or another part."
-                )
-        return
     batteries_K = devices.profiles(clients.partition.num_clients).battery_joules
     if isinstance(termination, EnergyTermination) and np.isinf(batteries_K).all():
         raise ConfigError(
-            f"Expected devices with batteries for {ends}, but all are on the mains: give `devices.battery_joules`, or choose "
-            "another termination."
+            f"Expected devices with batteries for {_called('termination', termination, names)}, but all are on the "
+            "mains: give `devices.battery_joules`, or choose another termination."
         )
     if not (clients.facts.parameters or clients.facts.buffers):
         raise ConfigError(
             "Expected clients that send something where rounds take time on `devices`, but all layers stay with them, so that "
             "no server waits: choose devices=none."
         )
-    if any(isinstance(transform, Silence) for transform in clients.transforms):
-        raise ConfigError(
-            "Expected updates that are sure to be sent where rounds take time on `devices`, but with transforms=silence some "
-            "are not: choose devices=none, or method=lag."
-        )
-    if devices.overcommit > 1 and selector.sizes_itself:
-        raise ConfigError(
-            f"Expected a selector that fills the cohort for devices.overcommit={devices.overcommit:g}, but {selects} decides "
-            "itself how many clients it takes: choose another one, or devices.overcommit=1."
-        )
-    if devices.overcommit > 1 and OVERCOMMIT in selector.excludes:
-        raise ConfigError(
-            f"Expected a selector that may ask more clients than are wanted for devices.overcommit={devices.overcommit:g}, but "
-            f"{selects} {selector.excludes[OVERCOMMIT]}: choose another one, or devices.overcommit=1."
-        )
-
-
-def check_asynchronous(devices: Devices | None, selector: ClientSelector, parts: object, names: Mapping[str, Any]) -> None:
-    """Refuse what needs rounds that wait for their clients, where clients train while the server goes on.
-
-    Raises:
-        ConfigError: naming the part.
-    """
-    goes_on = f"aggregator={names['aggregator']}, which does not wait for its clients"
-    if devices is None:
-        raise ConfigError(
-            f"Expected devices for {goes_on}, or nobody knows whose update comes first: choose devices=lognormal or another "
-            "option of `devices`."
-        )
-    waits = {
-        f"devices.deadline={devices.deadline}": devices.deadline is not None,
-        f"devices.overcommit={devices.overcommit:g}": devices.overcommit > 1,
-        f"devices.uplink={devices.uplink}": devices.uplink != "parallel",
-    }
-    for setting in (setting for setting, is_set in waits.items() if is_set):
-        raise ConfigError(f"Expected devices without a deadline, with lines of their own, for {goes_on}, but got {setting}.")
-    learns = selector.observe is not None or selector.remember is not None
-    if learns or selector.sizes_itself or ASYNCHRONOUS in selector.excludes:
-        raise ConfigError(
-            f"Expected a selector that fills the places that are free and learns nothing from rounds for {goes_on}, but got "
-            f"selector={names['selector']}: choose selector=uniform."
-        )
-    if parts is not None:
-        raise ConfigError(f"Expected clients that hold the whole model for {goes_on}: choose capacity=whole submodel=whole.")
-
-
-def check_algorithm(aggregator: Aggregator, devices: Devices | None, privacy: object, names: Mapping[str, Any]) -> None:
-    """Refuse what plans rounds of orders, where an algorithm gives them as it goes.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    if not isinstance(aggregator, Algorithm):
-        return
-    for refused, what in (
-        (devices is not None, "devices plan a round beforehand: choose devices=none"),
-        (privacy is not None, "an epsilon counts one order of a client in a round: choose privacy=none"),
-    ):
-        if refused:
-            raise ConfigError(
-                f"Expected parts that go with aggregator={names['aggregator']}, which owns its round, but {what}."
-            )
 
 
 def questions(
@@ -294,8 +224,8 @@ def questions(
     of_callbacks = [(callback.question(), f"callbacks.{name}") for name, callback in callbacks.items()]
     reported = aggregator.report() if aggregator.report is not None else None
     put = [
-        *((query, f"selector={_name('selector', selector, names)}") for query in vars(selector).values()),
-        (reported, f"aggregator={_name('aggregator', aggregator, names)}"),
+        *((query, _called("selector", selector, names)) for query in vars(selector).values()),
+        (reported, _called("aggregator", aggregator, names)),
         *of_callbacks,
     ]
     return [(query, who) for query, who in put if isinstance(query, Query)]
@@ -315,7 +245,7 @@ def check_disclosed(clients: Clients, asked: Iterable[Query], policy: Disclosure
     for group, part in (("objective", clients.objective), ("loss", getattr(loss, "func", loss)), ("correction", correction)):
         if policy.hides_attributes and getattr(part, "reads_attributes", False):
             raise ConfigError(
-                f"Expected clients that know the attributes of their samples for {group}={_name(group, part, names)}, but "
+                f"Expected clients that know the attributes of their samples for {_called(group, part, names)}, but "
                 "under this `disclosure` nobody does: choose another one, or a disclosure whose clients know them."
             )
     of_correction: frozenset[str] = getattr(correction, "provides", frozenset()) - OPTIONAL
@@ -324,10 +254,11 @@ def check_disclosed(clients: Clients, asked: Iterable[Query], policy: Disclosure
         if beyond := sorted(set(kinds_sent(part, sent).values()) - {*policy.allows, UPDATE}):
             raise ConfigError(
                 f"Expected clients that send along no more than `disclosure` allows ({', '.join(policy.allows) or 'nothing'}), "
-                f"but {group}={_name(group, part, names)} sends what is of kind {beyond[0]}: choose another one, or another "
+                f"but {_called(group, part, names)} sends what is of kind {beyond[0]}: choose another one, or another "
                 "disclosure."
             )
 
 
-def _name(group: str, part: object, names: Mapping[str, Any]) -> Any:
-    return names.get(group, type(part).__name__)
+def _called(group: str, part: object, names: Mapping[str, Any]) -> str:
+    kind = group.partition(".")[0]
+    return f"{kind}={names.get(kind, type(part).__name__)}"

@@ -102,11 +102,11 @@ def enter(command: Callable[[], int | None] | str, *, tells: bool = True) -> NoR
         of_a_file = isinstance(error, OSError) and error.filename is not None
         if not of_a_file and shortage(error) is None and at_import(error) is None:
             raise
-        tell_error(sentence_of(error))
+        print_error(sentence_of(error))
         status = 2
     sys.stdout.flush()
     if out.fault not in (None, errno.EPIPE, errno.EBADF, errno.EIO):
-        tell_error(
+        print_error(
             f"Expected standard output to take all that was printed, but {os.strerror(out.fault or 0)}: free some space."
         )
         status = status or 2 * tells
@@ -120,8 +120,8 @@ def main_of(command: str) -> Callable[..., int]:
             f"Expected one process for `{command}`, but {started} were started together: start it by itself, without torchrun "
             "and without engine=distributed."
         )
-        if is_heard(refusal):
-            tell_error(refusal)
+        if is_printed_here(refusal):
+            print_error(refusal)
         sys.exit(2)
     return cast("Callable[..., int]", importlib.import_module(f"fedfacet.commands.{command}").main)
 
@@ -139,7 +139,7 @@ def reader_may_leave(stream: TextIO | None) -> Iterator[None]:
         _lead_nowhere(stream.fileno())
 
 
-def is_heard(error: Exception) -> bool:
+def is_printed_here(error: Exception) -> bool:
     """Tell whether this process reports an error: the first rank of a machine reports what all its ranks find."""
     return _of_launcher("LOCAL_RANK", "SLURM_LOCALID", "0") == "0" or isinstance(error, EngineError)
 
@@ -157,7 +157,7 @@ def leave(*_: object) -> None:
     os._exit(128 + signal.SIGINT)
 
 
-def tell_error(sentence: object) -> None:
+def print_error(sentence: object) -> None:
     """Print what is wrong; control characters, of names that come from elsewhere, are shown and do nothing."""
     print(f"error: {shown(str(sentence))}", file=sys.stderr)
 
@@ -181,8 +181,8 @@ def sentence_of(error: Exception) -> str:
     sentence = str(error)
     if isinstance(error, FedFacetError) or sentence.startswith("Expected"):
         return sentence
-    if (told := shortage(error) or at_import(error)) is not None:
-        return told
+    if (message := shortage(error) or at_import(error)) is not None:
+        return message
     if isinstance(error, OSError) and error.filename is not None:
         return f"Expected to use {error.filename}, but {error.strerror}: choose another place, or allow it."
     fault = f"{type(error).__name__} ({first_line(error)})"
@@ -213,9 +213,9 @@ def at_import(error: BaseException) -> str | None:
     for frame in _frames(error.__traceback__):
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if frame.f_code.co_name == "<module>" and name not in ("fedfacet", "__main__", ""):
-            told = f"{type(error).__name__}: {first_line(error)}"
+            message = f"{type(error).__name__}: {first_line(error)}"
             return (
-                f"Expected to import {name}, but it fails ({told}): look at the environment variables that it reads, or "
+                f"Expected to import {name}, but it fails ({message}): look at the environment variables that it reads, or "
                 "install it again."
             )
     return None

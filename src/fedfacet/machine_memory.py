@@ -12,8 +12,8 @@ except ImportError:  # Windows
 
 def available_memory() -> int:
     """Return the bytes that a new process may take without swapping; all that the machine has where it does not say."""
-    if (told := told_available()) is not None:
-        return told
+    if (reported := reported_memory()) is not None:
+        return reported
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     import psutil
@@ -21,7 +21,7 @@ def available_memory() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def told_available() -> int | None:
+def reported_memory() -> int | None:
     """Return the bytes that Linux says a new process may take without swapping; ``None`` on other systems."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -37,5 +37,5 @@ def peak_memory() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     import psutil
 
-    told = psutil.Process().memory_info()
-    return int(getattr(told, "peak_wset", told.rss))  # the first is Windows' own name for it
+    reported = psutil.Process().memory_info()
+    return int(getattr(reported, "peak_wset", reported.rss))  # the first is Windows' own name for it

@@ -118,11 +118,21 @@ class Mechanism:
 
     In the package: samples of the server 2, what a selector learns 5, schedule 10, termination 12, the end of the run 14,
     callbacks 15, first rounds of FedAvg 18, participation 20, disclosure 25, privacy 30, what a selector measures 35, devices
-    40, what an aggregator asks 45, asynchronous rounds 50, parts of models 60, the check of updates 90.
+    40, what an aggregator asks 45, asynchronous rounds 50, parts of models 60, what clients log 70, the check of updates 90.
     """
 
+    provides: ClassVar[frozenset[str]] = frozenset()
+    """Names of what it sends along with the model, by ``outgoing``; some other part must need each of them."""
+
+    requires: ClassVar[frozenset[str]] = frozenset()
+    """Names of what some other part must give."""
+
     def init(self) -> ServerState:
-        """Return its slot before the first round: plain data and tensors."""
+        """Return its slot before the first round: plain data and tensors.
+
+        A resume holds a saved slot to this one: names, types and shapes must be the same. What grows starts empty: ``{}``,
+        ``[]``, ``None``, or a tensor without entries.
+        """
         return {}
 
     def check(self, saved: ServerState) -> None:
@@ -159,18 +169,24 @@ class Mechanism:
     def dispatch(self, round: Round) -> None:
         """Change ``round.tasks`` when all orders are there; called once."""
 
-    def heard(self, number: int, position: int, expected: int, phase: str) -> None:
+    def progress(self, number: int, position: int, expected: int, phase: str) -> None:
         """Run when one of a phase's ``expected`` clients is done; ``phase`` is ``"train"`` or ``"query ..."``."""
 
     def incoming(self, round: Round, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
-        """Return an update that has arrived; ``None`` if it does not count."""
+        """Return an update that has arrived; ``None`` if it does not count.
+
+        What it adds to ``update.memory`` comes back in the client's next ``task.memory``.
+        """
         return update
 
     def rejected(self, number: int, client_id: int, fault: str, query: Query | None) -> None:
         """Raise to end the run since a client's update, or its answer to a query, does not count; else it is left out."""
 
     def merge(self, round: Round, inner: Fold) -> Fold:
-        """Return what makes the next model, given what does so for the mechanisms after this one and the aggregator."""
+        """Return what makes the next model, given what does so for the mechanisms after this one and the aggregator.
+
+        An ``Algorithm`` trains clients itself: it does not read the updates that ``inner`` is given.
+        """
         return inner
 
     def stop(self, round: Round, result: RoundResult) -> str | None:
@@ -201,19 +217,21 @@ class Chain:
         mechanisms: in any order.
 
     Raises:
-        ValueError: if two of them have the same slot of the state.
+        ValueError: if two of them have the same slot of the state, or one with a state has none.
     """
 
     def __init__(self, mechanisms: Iterable[Mechanism]) -> None:
         self.mechanisms = every = tuple(sorted(mechanisms, key=lambda one: one.rank))
+        if lacking := [type(one).__name__ for one in every if hooks([one], "init") and not one.slot]:
+            raise ValueError(f"Expected mechanisms with `init` to have a slot, but {lacking[0]} has none: name its `slot`.")
         fields = {field.name for field in dataclasses.fields(FederationState)}
         slots = [one.slot for one in every if one.slot]
         slots += [one.slot for one in every if one.slot in fields and not is_builtin(one)]
         if twice := sorted({slot for slot in slots if slots.count(slot) > 1}):
             raise ValueError(f"Expected mechanisms with different slots, but two have `{twice[0]}`: leave one out.")
         self.available = [(one.rank, one.available) for one in every if hooks([one], "available")]
-        self.ask, self.plan, self.outgoing, self.dispatch, self.heard, self.rejected, self.stop = (
-            hooks(every, point) for point in ("ask", "plan", "outgoing", "dispatch", "heard", "rejected", "stop")
+        self.ask, self.plan, self.outgoing, self.dispatch, self.progress, self.rejected, self.stop = (
+            hooks(every, point) for point in ("ask", "plan", "outgoing", "dispatch", "progress", "rejected", "stop")
         )
         self.incoming, self.merge = hooks(every[::-1], "incoming"), hooks(every[::-1], "merge")
         self.after = [(one.slot, one.after) for one in every[::-1] if hooks([one], "after")]

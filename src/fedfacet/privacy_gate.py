@@ -11,8 +11,8 @@ from fedfacet import rng
 from fedfacet.accounting import Accounting, in_words, remedy
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.clients.private_gradients import PrivateGradients
-from fedfacet.clients.program import Clients
 from fedfacet.clients.recorded_steps import complaint
+from fedfacet.clients.trainer import Clients
 from fedfacet.compatibility import OPTIONAL
 from fedfacet.corrections import Correction
 from fedfacet.errors import ConfigError
@@ -26,7 +26,7 @@ from fedfacet.query import Query
 from fedfacet.schedulers import Scheduler
 from fedfacet.selectors.base import ClientSelector
 from fedfacet.transforms import ClipAndNoise
-from fedfacet.types import CENTRAL_NOISE, Broadcast, ClientTask
+from fedfacet.types import Broadcast, ClientTask
 
 ALWAYS_OUTSIDE = {
     "client": "sample counts, training losses and who took part",
@@ -56,7 +56,7 @@ def account(
     if privacy is None:
         return None
     if central is not None:
-        _check_sums(clients, central, aggregator, selector, cohort_size, names)
+        _check_sums(clients, central, aggregator, cohort_size, names)
     questions, outside = {}, [ALWAYS_OUTSIDE[privacy.unit]]
     for query, of in asked:
         if (multiplier := query.counted(privacy.unit)) is not None:
@@ -130,16 +130,11 @@ def _of_samples(
 
 
 def _check_sums(
-    clients: Clients,
-    privacy: CentralDP,
-    aggregator: Aggregator,
-    selector: ClientSelector,
-    cohort_size: int,
-    names: Mapping[str, Any],
+    clients: Clients, privacy: CentralDP, aggregator: Aggregator, cohort_size: int, names: Mapping[str, Any]
 ) -> None:
     """Refuse what would go past the noised sum of updates, or past the number that it is divided by."""
     privacy.noise(cohort_size)
-    name, objective = f"selector={names['selector']}", f"objective={names['objective']} or its correction"
+    objective = f"objective={names['objective']} or its correction"
     sends = sorted(getattr(clients.objective, "provides", frozenset()) - OPTIONAL)
     statistics = [name for program in clients.programs for name in program.buffers if name not in clients.personal]
     for refused, what in (
@@ -151,11 +146,6 @@ def _check_sums(
         (statistics, f"clients send running statistics, {statistics[0]!r}: choose a model without" if statistics else ""),
         (sends, f"{objective} sends {sends[0]!r}: choose another" if sends else ""),
         (len(clients.programs) > 1, "clients hold parts of the model: choose capacity=whole submodel=whole"),
-        (
-            CENTRAL_NOISE in selector.excludes,
-            f"in its first rounds {name} takes everybody, more than what the sum is divided by: choose poisson or uniform, or "
-            "selector.pretraining_rounds=0",
-        ),
     ):
         if refused:
             raise _refusal(names, what)

@@ -37,7 +37,7 @@ class QuerySession:
         sizes: of the data set, by the letters that forms of answers have.
         refuse: called with a query and what is wrong with clients' answers to it; raises ``ClientsAway``, or another error.
         order: client -> its order to train in this round, which it answers on.
-        heard: called after each answer with its position, of how many, and to what.
+        progress: called after each answer with its position, of how many, and to what.
         lap: books the time since it was called last, to a phase.
         disclosures: query name -> client -> what the client has answered so far in the run; answers are added.
         came: every answer of the round with its question and client, also from before it began anew; answers are added.
@@ -56,7 +56,7 @@ class QuerySession:
     sizes: Mapping[str, int]
     refuse: Callable[[int, Query, Mapping[int, str]], None]
     order: Callable[[int], ClientTask]
-    heard: Callable[[int, int, str], None]
+    progress: Callable[[int, int, str], None]
     lap: Callable[[str], None]
     disclosures: dict[str, Mapping[int, Any]]
     came: list[tuple[Query, int, Answer]]
@@ -88,7 +88,7 @@ class QuerySession:
         came, faults = {}, {}
         try:
             for position, (client_id, answer) in enumerate(zip(client_ids, self.engine.ask(query, tasks), strict=True), 1):
-                self.heard(position, len(client_ids), f"query {query.name}")
+                self.progress(position, len(client_ids), f"query {query.name}")
                 came[client_id] = answer = answer._replace(value=plain(answer.value))
                 if (fault := self._misfit(query, client_id, answer)) is not None:
                     faults[client_id] = fault

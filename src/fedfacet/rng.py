@@ -67,14 +67,11 @@ def kept(device: torch.device = _CPU, *, others: bool = False) -> Iterator[None]
 
     Copying states takes as long as a part of a small client's training, so the block is a round's, not a client's.
     """
-    torchs, pairs = get_states(device), (np.random.get_state(legacy=False), random.getstate()) if others else None  # noqa: NPY002
+    before = get_states(device, others=others)
     try:
         yield
     finally:
-        set_states(torchs, device)
-        if pairs is not None:
-            np.random.set_state(pairs[0])  # noqa: NPY002
-            random.setstate(pairs[1])
+        set_states(before, device, others=others)
 
 
 def seed_all(number: int, device: torch.device = _CPU, *, others: bool = False) -> None:
@@ -108,16 +105,19 @@ def forked(seed: int, purpose: str, *keys: int, device: torch.device | None = No
         yield
 
 
-def get_states(device: torch.device) -> list[torch.Tensor]:
-    """Return the states of torch's global generators, the CPU's and the accelerator's that ``device`` names."""
-    return [torch.default_generator.get_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+def get_states(device: torch.device, *, others: bool = False) -> list[torch.Tensor]:
+    """Return the states of torch's generators, of the CPU and ``device``; ``others`` adds numpy's and Python's in one."""
+    states = [torch.default_generator.get_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return [*states, get_other_states()] if others else states
 
 
-def set_states(states: list[torch.Tensor], device: torch.device) -> None:
+def set_states(states: list[torch.Tensor], device: torch.device, *, others: bool = False) -> None:
     """Put back what ``get_states`` returned; to be used inside ``forked``."""
     torch.default_generator.set_state(states[0].clone())  # torch reads from the start of the memory that a view lies in
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
+    if others:
+        set_other_states(states[-1])
 
 
 def apart(updates: Iterable[Update], device: torch.device, *, others: bool) -> Iterator[Update]:

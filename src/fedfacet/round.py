@@ -36,7 +36,7 @@ def run_round(federation: Server) -> RoundResult:
     """Run one round, and make it part of the state: all of it, or nothing if anything in it fails."""
     before, chain = federation.state, federation.chain
     with ExitStack() as failing:
-        failing.callback(federation.take_back, before)
+        failing.callback(federation.roll_back, before)
         # 1.-3. Who takes part, and what do they answer? All of it again without those whose answers do not count.
         round = _drawn(federation, before)
 
@@ -118,7 +118,7 @@ def _drawn(federation: Server, before: FederationState) -> Round:
                 sizes={"Y": federation.facts.num_classes, "A": federation.facts.num_attributes},
                 refuse=federation.refuse_answers,
                 order=partial(federation.order, before),
-                heard=partial(federation.heard, round.number),
+                progress=partial(federation.progress, round.number),
                 lap=round.lap,
                 disclosures=dict(before.disclosures),
                 came=came,
@@ -174,9 +174,9 @@ def _checked(federation: Server, cohort: Sequence[int], context: SelectionContex
 def _send(federation: Server, round: Round) -> None:
     """Make the orders of a round, and count what they are."""
     ledger = round.queries.ledger
-    told = round.before if round.server is round.before.aggregator else replace(round.before, aggregator=round.server)
+    known = round.before if round.server is round.before.aggregator else replace(round.before, aggregator=round.server)
     for client_id, part in round.finished.items() if not isinstance(round.aggregator, Algorithm) else ():
-        task = federation.order(told, client_id, part)
+        task = federation.order(known, client_id, part)
         ledger.floats_down += federation.num_floats_sent(task.broadcast, client_id)
         if part > 0:
             round.tasks.append(task)
@@ -191,10 +191,11 @@ def _received(federation: Server, round: Round, tasks: Sequence[ClientTask]) -> 
     orders = enumerate(tasks, 1)
     for update in federation.apart(federation.engine.run(tasks)):
         position, task = next(orders)
-        federation.heard(round.number, position, len(tasks), "train")
+        federation.progress(round.number, position, len(tasks), "train")
         for incoming in federation.chain.incoming:
             update = incoming(round, task, update)
             if update is None:
+                round.num_dropped += 1
                 break
         else:
             if update.memory:
@@ -232,7 +233,9 @@ def _guarded(round: Round) -> Fold:
 
 
 def _nothing_left(expected: str) -> None:
-    raise BadUpdateError(f"Expected {expected}: lower the learning rate, or see in the log what is wrong with them.")
+    raise BadUpdateError(
+        f"Expected {expected}: lower the learning rate, or see what is wrong in the log, or in your mechanism."
+    )
 
 
 def result_of(round: Round) -> RoundResult:

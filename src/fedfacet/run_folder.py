@@ -16,14 +16,8 @@ import torch
 from fedfacet import __version__
 from fedfacet import config as configuration
 from fedfacet.callbacks.base import Callback
-from fedfacet.callbacks.csv_log import CsvLog
-from fedfacet.callbacks.disclosures import Disclosures
-from fedfacet.callbacks.heterogeneity_error import HeterogeneityError
-from fedfacet.callbacks.progress import Progress
-from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
-from fedfacet.callbacks.summary import Summary
 from fedfacet.client_setup import be_deterministic, usual_memory_format
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.config.nodes import load_yaml, yaml_of
 from fedfacet.config.trust import OF_SCRIPT
 from fedfacet.data.federated import FederatedData
@@ -57,7 +51,7 @@ class RunFolder:
         folder: new, or of an earlier start of the same script.
         settings: what ``config.yaml`` and checkpoints say of the run.
         facts: what ``summary.json`` says of the machine.
-        callbacks: those of the user and those that write the folder, in the order of ``conf/callbacks/default.yaml``.
+        callbacks: those of the user, and after them the usual ones, which write the folder.
 
     Raises:
         ConfigError: if the engine is one of several processes that were started together.
@@ -81,28 +75,25 @@ class RunFolder:
         self.callbacks: dict[str, Callback] = {**given, **{name: one for name, one in usual.items() if name not in given}}
 
     def _usual_callbacks(self, rounds: int, trains_on: str) -> dict[str, Callback]:
-        from fedfacet.callbacks.figures import Figures  # matplotlib loads here
-
-        folder, data, dataset = self.folder, self.data, self.data.dataset
-        return {
-            "csv_log": CsvLog(run_dir=folder),
-            "disclosures": Disclosures(run_dir=folder),
-            "save_checkpoint": SaveCheckpoint(run_dir=folder, run_config=self.settings),
-            "progress": Progress(
-                rounds=rounds, run_config=self.settings, trains_on=trains_on, num_attributes=dataset.num_attributes
-            ),
-            "figures": Figures(run_dir=folder, data=data),
-            "heterogeneity_error": HeterogeneityError(run_dir=folder, data=data),
-            "summary": Summary(
-                run_dir=folder,
-                facts=self.facts,
-                model_config={
-                    "class": self.settings["model"]["_target_"],
-                    "num_classes": dataset.num_classes,
-                    "input_shape": list(dataset.input_shape),
-                },
-            ),
+        """Return the callbacks that ``conf/callbacks/default.yaml`` gives a command, with the facts that they ask for."""
+        dataset, folder = self.data.dataset, configuration.conf_dir() / "callbacks"
+        facts = {
+            "run_dir": self.folder,
+            "run_config": self.settings,
+            "data": self.data,
+            "num_attributes": dataset.num_attributes,
+            "rounds": rounds,
+            "trains_on": trains_on,
+            "facts": self.facts,
+            "model_config": {
+                "class": self.settings["model"]["_target_"],
+                "num_classes": dataset.num_classes,
+                "input_shape": list(dataset.input_shape),
+            },
+            "export": None,
         }
+        usual = [one for one in load_yaml(folder / "default.yaml").defaults if one not in ("evaluate", "_self_")]
+        return {name: configuration.make(load_yaml(folder / f"{name}.yaml")[name], **facts) for name in usual}
 
     @contextlib.contextmanager
     def opened(self, federation: Federation) -> Iterator[bool]:
@@ -259,7 +250,7 @@ def _name_of(group: str, part: Any) -> str:
     if part is None:
         return "none"
     target = re.compile(rf"^_target_: {re.escape(settings_of(part)['_target_'])}\b", re.MULTILINE)
-    options = (Path(str(configuration.conf_dir())) / group).glob("*.yaml")
+    options = (configuration.conf_dir() / group).glob("*.yaml")
     found = [option.stem for option in options if target.search(option.read_text(encoding="utf-8"))]
     return found[0] if len(found) == 1 else type(part).__name__
 

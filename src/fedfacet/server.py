@@ -86,7 +86,7 @@ class Server:
         """Take a mechanism, instead of the one of its class if there is one; the state stays as it is."""
         self.chain = Chain([*(one for one in self.mechanisms if not isinstance(mechanism, type(one))), mechanism])
 
-    def take_back(self, before: FederationState) -> None:
+    def roll_back(self, before: FederationState) -> None:
         """Return to a state, with what mechanisms kept then: the round after it has failed."""
         self.state = before
         for mechanism in self.mechanisms:
@@ -102,11 +102,11 @@ class Server:
             signal, self._stop_signal = self._stop_signal, None  # you may catch it and call `fit` again
             raise Interrupted(signal)
 
-    def heard(self, number: int, position: int, expected: int, phase: str) -> None:
+    def progress(self, number: int, position: int, expected: int, phase: str) -> None:
         """Tell mechanisms that another client has sent something, unless somebody has asked for an end."""
         self.check_stop()
-        for heard in self.chain.heard:
-            heard(number, position, expected, phase)
+        for show in self.chain.progress:
+            show(number, position, expected, phase)
 
     def refuse_answers(self, number: int, query: Query, faults: Mapping[int, str]) -> None:
         """Have the clients away in a round whose answers do not count, unless a mechanism ends the run.

@@ -10,7 +10,7 @@ from typing import Annotated
 from fedfacet.arguments import Declared, Whole, Within
 from fedfacet.errors import ConfigError
 from fedfacet.records import RoundResult
-from fedfacet.types import PAYMENTS, ServerState
+from fedfacet.types import DEVICES, PAYMENTS, ServerState
 
 
 class Termination(Declared, ABC):
@@ -23,11 +23,8 @@ class Termination(Declared, ABC):
 
     option_group = "termination."
 
-    needs_devices: bool = False
-    """Whether it looks at the simulated clock, which only a run with ``devices`` has."""
-
     requires: frozenset[str] = frozenset()
-    """What some part must give: ``PAYMENTS``, for one that looks at what selectors pay."""
+    """What some part must give: ``DEVICES`` for the simulated clock, ``PAYMENTS`` for what selectors pay."""
 
     def init(self) -> ServerState:
         """Return the state before the first round: plain data. A resume holds a saved state to its names and types."""
@@ -135,7 +132,7 @@ class EnergyTermination(Termination):
         dead_share: in (0, 1].
     """
 
-    needs_devices = True
+    requires = frozenset({DEVICES})
 
     dead_share: Annotated[float, Within("(0, 1]")] = 1.0
 
@@ -215,7 +212,7 @@ class SimulatedTimeTermination(Termination):
         hours: larger than 0.
     """
 
-    needs_devices = True
+    requires = frozenset({DEVICES})
 
     hours: Annotated[float, Within("(0, 1e9]")] = 24.0
 

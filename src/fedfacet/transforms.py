@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from fedfacet import rng as streams
 from fedfacet import state
 from fedfacet.arguments import Choice, Declared, Number, Whole, Within, check_whole
-from fedfacet.types import ClientTask, ClientUpdate, State
+from fedfacet.types import DEVICES, ClientTask, ClientUpdate, State
 
 
 class UpdateTransform(Declared, ABC):
@@ -30,10 +31,10 @@ class UpdateTransform(Declared, ABC):
     """
 
     requires: frozenset[str] = frozenset()
-    """What some other part must give."""
+    """What some other part must give: ``DEVICES`` if it asks how fast clients' lines are."""
 
-    needs_devices: ClassVar[bool] = False
-    """Whether it asks how fast clients' lines are."""
+    excludes: Mapping[str, str] = MappingProxyType({})
+    """What it cannot do with if another part provides it, each with the reason and the remedy."""
 
     on_lines: ClassVar[Callable[..., NDArray[np.float64]] | None] = None
     """``on_lines(self, up_K)`` looks at the bytes per second that clients send, shape (K,), once, before the first round.
@@ -186,7 +187,7 @@ class PacketLoss(UpdateTransform):
         compensation: ``"scale"`` or ``"none"``.
     """
 
-    needs_devices = True
+    requires = frozenset({DEVICES})
 
     rate: Annotated[float, Within("[0, 1)")] = 0.1
     insufficient: Annotated[float, Within("[0, 1]")] = 0.3

@@ -42,6 +42,18 @@ ASYNCHRONOUS = "rounds/asynchronous"
 CENTRAL_NOISE = "privacy/central"
 """Noise that the server adds to a sum of updates, which it divides by a number that is fixed beforehand."""
 
+DEVICES = "devices"
+"""Rounds that take simulated time."""
+
+WAITING = "devices/waiting"
+"""Rounds that wait for their clients in a special way: until a deadline, for the first of more, or for one after another."""
+
+PARTS = "clients/parts"
+"""Clients that hold parts of the model."""
+
+NOISE = "privacy/noise"
+"""Noise by which an epsilon is counted, at the clients or at the server."""
+
 OVERCOMMIT = "devices/overcommit"
 """Rounds that ask more clients than they wait for."""
 
@@ -91,11 +103,11 @@ class Partition:
     def digest(self) -> str:
         """The sha256 over every client's sample positions, as hexadecimal text; equal partitions have equal digests."""
         positions, sizes = self.joined
-        told = np.empty(len(positions) + len(sizes), dtype="<i8")  # each client's size, and its positions behind it
-        is_size = np.zeros(len(told), dtype=bool)
+        numbers = np.empty(len(positions) + len(sizes), dtype="<i8")  # each client's size, and its positions behind it
+        is_size = np.zeros(len(numbers), dtype=bool)
         is_size[np.cumsum(sizes + 1) - sizes - 1] = True
-        told[is_size], told[~is_size] = sizes, positions
-        return hashlib.sha256(told.data).hexdigest()
+        numbers[is_size], numbers[~is_size] = sizes, positions
+        return hashlib.sha256(numbers.data).hexdigest()
 
     @property
     def joined(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -265,7 +277,7 @@ class ClientUpdate:
         judged: written by the server where the aggregator judges models: what the model that was sent and what this client's
             model (that and the update) say of the server's samples. Each are counts by class, attribute value and predicted
             class, int64 of shape (Y, A, Y); A is 1 where the server does not know attributes.
-        held: written by the server where clients hold parts of the model: 1 for entries of ``delta`` and ``buffers`` that the
+        mask: written by the server where clients hold parts of the model: 1 for entries of ``delta`` and ``buffers`` that the
             client held, 0 for others, which are 0 there; ``None`` where everybody holds everything.
         staleness: written by the server: how many rounds ago the model that the client was sent was the current one.
     """
@@ -283,7 +295,7 @@ class ClientUpdate:
     num_lost: int = 0
     report: Any = None
     judged: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-    held: State | None = None
+    mask: State | None = None
     staleness: int = 0
 
 

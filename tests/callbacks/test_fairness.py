@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedfacet.callbacks.fairness import Fairness
 from fedfacet.errors import FedFacetError
 from fedfacet.metrics.group_fairness import fairness_of, rates_of
+from fedfacet.plots.fairness import Fairness
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 
 from fedfacet.build import build, load_data
-from fedfacet.callbacks import figures
-from fedfacet.callbacks.figures import Figures
 from fedfacet.config import compose_job
 from fedfacet.errors import Interrupted
+from fedfacet.plots import figures
+from fedfacet.plots.figures import Figures
 from fedfacet.plots.run import plot_partition
 
 PICTURES = {"partition.png", "curves.png", "selection.png"}

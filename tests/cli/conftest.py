@@ -11,7 +11,7 @@ from pathlib import Path
 import hydra
 import pytest
 
-from fedfacet.runs.command import run_command
+from fedfacet.commands.train import run_command
 
 FAST = (
     "threads=1", "model.width=2", "model.hidden=4", "heterogeneity=true", "~callbacks.figures", "federation.rounds=2",

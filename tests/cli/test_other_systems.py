@@ -75,7 +75,7 @@ for name in ("rename", "replace", "unlink", "remove"):
 """
 
 TRAIN = """
-from fedfacet.runs.command import run_command
+from fedfacet.commands.train import run_command
 from fedfacet.runs.run import fit
 
 if __name__ == "__main__":

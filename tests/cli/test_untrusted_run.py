@@ -75,7 +75,7 @@ def test_the_payload_would_show(tmp_path):
         "++engine={_target_: joblib.load, filename: payload}",
         "+callbacks.x={_target_: joblib.load, filename: payload}",
         "+selector.x={deep: [{_target_: joblib.load, filename: payload}]}",
-        "engine._target_=fedfacet.runs.command.os.system",
+        "engine._target_=fedfacet.commands.train.os.system",
         "dataset._target_=fedfacet.data.download.download",
         "optimizer._target_=torch.optim.optimizer.torch.hub.load",
         "engine._target_=${task}",
@@ -170,8 +170,10 @@ def test_folders_of_options_are_asked_for_again(run, refused, trained, tmp_path)
     own = tmp_path / "mine" / "selector" / "hers.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("_target_: fedfacet.selectors.uniform.UniformSelector\n")
+    (tmp_path / "mine" / "mechanisms").mkdir()
+    (tmp_path / "mine" / "mechanisms" / "idle.yaml").write_text("idle:\n  _target_: fedfacet.mechanism.Mechanism\n")
     searchpath = f"hydra.searchpath=['file://{tmp_path / 'mine'}']"
-    trained("federation.rounds=2", "paths.output_dir=other", "selector=hers", searchpath)
+    trained("federation.rounds=2", "paths.output_dir=other", "selector=hers", "mechanisms=idle", searchpath)
     (remedy,) = re.findall(r'give "(.*)" again\.$', refused("resume=other", "federation.rounds=3"))
     assert remedy == searchpath
     trained("resume=other", "federation.rounds=3", remedy, fast=False)

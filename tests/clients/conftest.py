@@ -7,7 +7,7 @@ import torch
 from fedfacet import rng, state
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.config import compose_job, make
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.digits import Digits

@@ -8,6 +8,7 @@ import torch
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.prediction import predict
 from fedfacet.data.augmentation import CropAndFlip
 from fedfacet.types import Broadcast, ClientTask
 
@@ -74,7 +75,7 @@ def test_training_that_is_put_down_and_taken_up_sees_the_same_images(augmented):
 def test_queries_and_evaluation_see_images_as_they_are(augmented):
     clients, seen = augmented
     assert len(list(clients.data(0).batches())) == 1
-    clients.predict(state.clone(clients.program.tensors), [clients.dataset.test])
+    predict(clients, state.clone(clients.program.tensors), [clients.dataset.test])
     assert not seen
 
 

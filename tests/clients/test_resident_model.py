@@ -7,8 +7,8 @@ import torch
 
 from fedfacet import state
 from fedfacet.clients import resident_model
-from fedfacet.clients.program import ClientTrainer
 from fedfacet.clients.resident_model import ResidentModel
+from fedfacet.clients.trainer import ClientTrainer
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Broadcast, ClientTask
 

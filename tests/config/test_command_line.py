@@ -5,9 +5,9 @@ from importlib.metadata import packages_distributions
 import pytest
 from omegaconf import OmegaConf
 
+from fedfacet.commands.train import name_left
 from fedfacet.config import check_resumable, compose_job, differing_key, override_of, preflight, shown
 from fedfacet.errors import CheckpointError, ConfigError
-from fedfacet.runs.command import name_left
 
 
 @pytest.fixture(autouse=True)
@@ -250,6 +250,34 @@ def test_only_hydras_own_sweeper_tries_the_jobs_that_the_command_line_has(tmp_pa
     assert jobs[0][0].seed == 1
     name_left(jobs, 1, tmp_path)
     assert ("seed=2" in capsys.readouterr().err) is known
+
+
+class TestOwnMechanisms:
+    @pytest.fixture
+    def options(self, own_options):
+        own_options("mechanisms/idle", idle={"_target_": "fedfacet.mechanism.Mechanism"})
+        own_options("mechanisms/flat", _target_="fedfacet.mechanism.Mechanism")
+        return own_options.searchpath
+
+    def test_they_are_chosen_as_other_options_are(self, options):
+        job, _ = compose_job("train", [options, "mechanisms=[idle]"])
+        assert job.mechanisms == {"idle": {"_target_": "fedfacet.mechanism.Mechanism"}}
+        assert compose_job("train", ["mechanisms=[]"])[0].mechanisms == {}
+
+    @pytest.mark.parametrize(
+        ("override", "said"),
+        [
+            (
+                "mechanisms=flat",
+                r"`mechanisms\._target_` is 'fedfacet\..*': write a name",
+            ),
+            ("mechanisms=idel", r"one of flat, idle, none, but got `idel`: did you mean `mechanisms=idle`"),
+            ("+mechanisms=idle", r"it is there already, so give `mechanisms=idle` without a prefix"),
+        ],
+    )
+    def test_what_is_wrong_is_said_with_them_in_view(self, options, override, said):
+        with pytest.raises(ConfigError, match=said):
+            compose_job("train", [options, override])
 
 
 class TestOwnRecipes:

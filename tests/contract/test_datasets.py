@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedfacet import build, config
+from fedfacet.clients.prediction import predict
 from fedfacet.errors import InfeasiblePartitionError
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +168,7 @@ def test_a_data_set_of_ones_own_trains(own, tmp_path, hidden):
         models.append(federation.state.model)
         assert getattr(federation.engine, "fallback_reason", None) is None
         dataset = federation.engine.clients.dataset
-        said = federation.engine.clients.predict(federation.state.model, [dataset.test]).labels
+        said = predict(federation.engine.clients, federation.state.model, [dataset.test]).labels
         assert (said == dataset.y[dataset.test]).mean() > 0.85
     for name, tensor in models[0].items():
         torch.testing.assert_close(models[1][name], tensor)

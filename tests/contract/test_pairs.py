@@ -13,10 +13,11 @@ from fedfacet import config, rng, state
 from fedfacet.build import build
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.compatibility import OPTIONAL, check_pairs
+from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.errors import ConfigError
 from fedfacet.models.small_cnn import SmallCNN
 from fedfacet.objectives.classification import cross_entropy
-from fedfacet.types import CLIENT_GRADIENTS
+from fedfacet.types import CLIENT_GRADIENTS, DEVICES
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = ("objective", "correction", "aggregator")
@@ -65,7 +66,7 @@ def lacking_of(only_named):
     def find(*options):
         parts = only_named(*options).values()
         provides, requires = (frozenset().union(*(getattr(part, kind) for part in parts)) for kind in ("provides", "requires"))
-        return (requires - provides - {CLIENT_GRADIENTS}) | (provides - requires - OPTIONAL)
+        return (requires - provides - {CLIENT_GRADIENTS, DEVICES}) | (provides - requires - OPTIONAL)
 
     return find
 
@@ -92,7 +93,7 @@ REFUSAL = re.compile(
 def refused_by_what_it_lacks(parts, choices, lacking):
     """Tell whether the combination is refused in a sentence that names what is missing, and who wants it."""
     try:
-        check_pairs(parts, choices)
+        check_pairs(parts | {"devices": UniformDevices()}, choices)
     except ConfigError as refusal:
         said = REFUSAL.fullmatch(str(refusal))
         return said is not None and said[1] in lacking and choices[said[2]] == said[3]
@@ -128,7 +129,7 @@ def test_both_halves_go_together_and_change_the_whole_model(aggregator_option, p
     wrong = {}
     whole = covering([options for options in PAIRS if not lacking_of(*options)])
     for options in (options for options in whole if options[2] == aggregator_option):
-        check_pairs(parts_of(*options), dict(zip(GROUPS, options, strict=True)))
+        check_pairs(parts_of(*options) | {"devices": UniformDevices()}, dict(zip(GROUPS, options, strict=True)))
         before, after = model_after(*options, steps=3)
         still = [name for name in before if torch.equal(after[name], before[name])]
         if list(after) != list(before) or not state.all_finite(after) or still:

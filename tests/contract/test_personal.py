@@ -6,7 +6,7 @@ import pytest
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.errors import ConfigError
 from fedfacet.models.resnet8 import ResNet8
 from fedfacet.types import Broadcast, ClientTask

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfacet import rng, state
+from fedfacet.clients.queries.base import answer_query
 from fedfacet.records import ClientReceipt, Disclosed, Ledger, RoundResult
 from fedfacet.selectors.base import Taxonomy
 from fedfacet.storage.fitting import misfit
@@ -38,7 +39,7 @@ def answer(tiny_clients):
     def ask(query, client_id):
         client_id %= NUM_CLIENTS
         if (query.name, client_id) not in known:
-            known[query.name, client_id] = clients.answer(query, ClientTask(client_id, 1, 0, Broadcast(weights))).value
+            known[query.name, client_id] = answer_query(clients, query, ClientTask(client_id, 1, 0, Broadcast(weights))).value
         return known[query.name, client_id]
 
     return ask

@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from fedfacet.data.arrays import dataset_from_arrays, dataset_from_torch
+from fedfacet.data.fingerprint import fingerprint
 
 X = np.arange(80, dtype=np.float32).reshape(20, 4)
 Y = np.arange(20) % 2
@@ -41,6 +42,20 @@ def test_whole_numbers_are_tokens(given):
     batch = dataset_from_arrays(X.astype(given), Y).batch(np.arange(20))
     assert batch.x.dtype == torch.int64
     assert batch.x.tolist() == X.astype(int).tolist()
+
+
+@pytest.mark.parametrize("y", [Y + 0.5, np.stack([Y, 1 - Y], axis=1), Y[:, None] + 0.5])
+def test_numbers_in_place_of_classes_are_targets(y):
+    dataset = dataset_from_arrays(X, y, A)
+    assert dataset.class_names == ("all",)
+    assert not dataset.y.any()
+    batch = dataset.batch(dataset.test)
+    assert batch.y.dtype == torch.float32
+    assert np.array_equal(batch.y, y[dataset.test].astype(np.float32))
+    assert np.bincount(A[dataset.test]).tolist() == [2, 2]
+    apart = dataset_from_arrays(X, y, A, test=(X[:4], y[:4], A[:4]))
+    assert np.array_equal(apart.batch(apart.test).y, y[:4].astype(np.float32))
+    assert fingerprint(dataset) != fingerprint(dataset_from_arrays(X, y + 1.0, A))
 
 
 def test_images_are_normalised_by_the_training_images():
@@ -102,7 +117,8 @@ def test_a_torch_data_set_is_read_once():
         ((X, Y), {"columns": {"y": Y}}, "other names than y and a"),
         ((np.where(X == 3, np.nan, X), Y), {}, "`x` to be finite"),
         ((np.where(X == 3, 1e300, X.astype(float)), Y), {}, "`x` to be finite in float32"),
-        ((X, Y + 0.5), {}, "`y` to be whole numbers, 0 or larger, but got 0.5"),
+        ((X, Y - 2.0), {}, "`y` to be whole numbers, 0 or larger, but got -2.0"),
+        ((X, np.where(Y == 0, np.inf, 0.5)), {}, r"`y` to be finite in float32, but y\[0\] holds NaN or infinity"),
         ((X, np.where(Y, np.nan, 0)), {}, "`y` to be whole numbers, 0 or larger, but got nan"),
         ((X, Y - 1), {}, "`y` to be whole numbers, 0 or larger, but got -1"),
         ((X, Y, -A), {}, "`a` to be whole numbers, 0 or larger, but got -1"),

@@ -231,7 +231,7 @@ class TestNpz:
         ("arrays", "said"),
         [
             ({"x": np.ones((4, 2))}, "y is not among x"),
-            ({"x": np.ones((4, 2)), "y": np.array([0, 1, 0, 1.5])}, "whole numbers"),
+            ({"x": np.ones((4, 2)), "y": np.array([0, 1, 0, -1.0])}, "whole numbers"),
             ({"x": np.ones((4, 2)), "y": np.arange(4) % 2, "site": np.arange(3)}, r"columns\['site'\]"),
             ({"x": np.array([object()] * 4), "y": np.arange(4) % 2}, "cannot be read"),
             (

@@ -15,13 +15,14 @@ from fedfacet.callbacks.csv_log import CsvLog
 from fedfacet.callbacks.summary import Summary
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.queries.local_loss import LocalLoss
-from fedfacet.compatibility import check_devices
+from fedfacet.compatibility import check_devices, check_pairs
 from fedfacet.devices.base import Calendar
 from fedfacet.devices.synthetic import DiurnalDevices, LognormalDevices, MobileEdgeDevices, TierDevices, UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
+from fedfacet.methods.lag import LAG, Silence
 from fedfacet.participation import Participation, Stragglers
 from fedfacet.selectors.all import AllSelector
 from fedfacet.selectors.base import ClientSelector
@@ -29,6 +30,7 @@ from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage import checkpoint
 from fedfacet.storage.run_files import rows_of
 from fedfacet.termination import EnergyTermination, SimulatedTimeTermination
+from fedfacet.types import DEVICES
 
 PARTS = ("ask", "download", "compute", "upload", "wait")
 SLOW = {"seconds_per_sample": 1.0, "down_mbps": 0.01, "up_mbps": 0.005}
@@ -356,20 +358,26 @@ def test_a_deadline_that_nobody_can_meet_is_refused(devices, fault, tiny_federat
 
 def test_parts_that_do_not_go_with_devices_are_refused(tiny_clients):
     class Clocked(UniformSelector):
-        needs_devices = True
+        requires = frozenset({DEVICES})
 
-    clients, names = tiny_clients(), {"selector": "clocked"}
-    with pytest.raises(ConfigError, match="Expected devices for selector=clocked"):
-        check_devices(clients, None, Clocked(), None, names)
-    with pytest.raises(ConfigError, match="Expected devices for termination=EnergyTermination"):
-        check_devices(clients, None, UniformSelector(), EnergyTermination(), names)
-    with pytest.raises(ConfigError, match=r"for devices\.overcommit=1\.1, but selector=clocked asks all"):
-        check_devices(clients, UniformDevices(overcommit=1.1), AllSelector(), None, names)
-    with pytest.raises(ConfigError, match=r"fills the cohort for devices\.overcommit=1\.5, but selector=clocked decides"):
-        check_devices(clients, UniformDevices(overcommit=1.5), Chosen(0), None, names)
+    def check(devices, selector, **others):
+        check_pairs({"selector": selector, "devices": devices, **others}, {"selector": "clocked"})
+
+    with pytest.raises(ConfigError, match="provides 'devices', which selector=clocked requires"):
+        check(None, Clocked())
+    with pytest.raises(ConfigError, match="provides 'devices', which termination=EnergyTermination requires"):
+        check(None, UniformSelector(), termination=EnergyTermination())
+    with pytest.raises(ConfigError, match=r"selector=clocked to go with devices=.*, but it asks all: choose another"):
+        check(UniformDevices(overcommit=1.1), AllSelector())
+    with pytest.raises(ConfigError, match=r"selector=clocked to go with devices=.*, but it decides itself how many"):
+        check(UniformDevices(overcommit=1.5), Chosen(0))
+    with pytest.raises(ConfigError, match=r"transforms=Silence to go with devices=.*, but it may send nothing"):
+        check(UniformDevices(), UniformSelector(), aggregator=LAG(), **{"transforms.0": Silence()})
+    check(UniformDevices(overcommit=1.1), UniformSelector())
+    clients, names = tiny_clients(), {}
     with pytest.raises(ConfigError, match="Expected devices with batteries for termination=EnergyTermination"):
-        check_devices(clients, UniformDevices(), AllSelector(), EnergyTermination(), names)
-    check_devices(clients, UniformDevices(battery_joules=5), AllSelector(), EnergyTermination(), names)
+        check_devices(clients, UniformDevices(), EnergyTermination(), names)
+    check_devices(clients, UniformDevices(battery_joules=5), EnergyTermination(), names)
 
 
 def test_the_engine_does_not_matter(tiny_federation):

@@ -67,10 +67,10 @@ def test_options_that_do_not_go_together_are_refused(wrong, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        (["termination=simulated_time"], "Expected devices for termination=simulated_time"),
-        (["termination=energy"], "Expected devices for termination=energy"),
+        (["termination=simulated_time"], "provides .devices., which termination=simulated_time requires"),
+        (["termination=energy"], "provides .devices., which termination=energy requires"),
         (["devices=uniform", "setting=local"], "all layers stay with them"),
-        (["devices=uniform", "selector=all", "devices.overcommit=1.3"], "but selector=all asks all"),
+        (["devices=uniform", "selector=all", "devices.overcommit=1.3"], "selector=all to go with devices=uniform, but it asks"),
         (["devices=uniform", "devices.deadline=1e-6", "devices.on_late=drop"], "a `devices.deadline` that somebody can meet"),
         (["devices=trace"], "`devices.capacity` to name a file"),
     ],

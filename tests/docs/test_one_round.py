@@ -104,7 +104,7 @@ def trace(folder: Path, start_script: Callable[..., Any], number: int, *options:
     assert finished.status == 0, finished.err
     found = json.loads((folder / "found.json").read_text())
     # What calls `train` is the command line's affair.
-    outside = ("src/fedfacet/runs/", "src/fedfacet/entry.py", "src/fedfacet/__main__.py")
+    outside = ("src/fedfacet/runs/", "src/fedfacet/commands/", "src/fedfacet/entry.py", "src/fedfacet/__main__.py")
     files, down = ([file for file in found[part] if not file.startswith(outside)] for part in ("files", "down"))
     frames = found["frames"][-1 - found["frames"][::-1].index("train") :]
     lines = {file: lines_of(ROOT / file, found["files"][file]) for file in files}

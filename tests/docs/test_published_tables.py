@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fedfacet.analysis.paired import LEVEL, holm, paired_difference
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedfacet.analysis.terminal import folded
+from fedfacet.commands.output import folded
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"

@@ -13,8 +13,8 @@ import torch
 
 from fedfacet import state
 from fedfacet.build import build
-from fedfacet.clients.program import Clients
 from fedfacet.config import compose_job
+from fedfacet.engines import distributed
 from fedfacet.engines.distributed import DistributedEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.parallel.ranks import Ranks
@@ -84,7 +84,7 @@ def main():
     if rank == 2:
         DistributedEngine._combine = die
     if rank == 3:
-        Clients.predict = die
+        distributed.predict = die
     run.engine.share()
     run.engine.serve()
     os._exit(0)

@@ -7,8 +7,10 @@ import pytest
 
 from fedfacet import Algorithm, UniformSelector, state
 from fedfacet.aggregators.fedavg import FedAvg
-from fedfacet.compatibility import check_algorithm
-from fedfacet.errors import AggregationError, ConfigError
+from fedfacet.compatibility import check_pairs
+from fedfacet.devices.synthetic import UniformDevices
+from fedfacet.errors import AggregationError, ConfigError, SelectionError
+from fedfacet.privacy.central import CentralDP
 from fedfacet.storage import checkpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "one_round.md").read_text()
@@ -105,6 +107,16 @@ class Halved(Algorithm):
         return server, dict(list(model.items())[:1])
 
 
+class Outside(Algorithm):
+    def round(self, server, model, verbs):
+        return server, next(verbs.train([99])).delta
+
+
+class OnAnother(Algorithm):
+    def round(self, server, model, verbs):
+        return server, next(verbs.train(verbs.cohort, dict(list(model.items())[1:]))).delta
+
+
 class Twice(Algorithm):
     def round(self, server, model, verbs):
         half = [list(verbs.train(verbs.cohort)) for _ in range(2)]
@@ -123,12 +135,14 @@ def test_it_evaluates_models_on_the_servers_samples(tiny_federation):
     [
         (Blind(), "Expected samples of the server's to evaluate a model"),
         (Halved(), "Expected Halved.round to return two things"),
+        (Outside(), r"Expected Outside.round to train only clients that are available in round 1, but \[99\] are not"),
+        (OnAnother(), "Expected OnAnother.round to train clients on a model of the same tensors, but it differs in"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(algorithm, sentence, tiny_federation):
     run = tiny_federation(aggregator=algorithm)
     before = run.state
-    with pytest.raises(AggregationError, match=sentence):
+    with pytest.raises((AggregationError, SelectionError), match=sentence):
         run.run_round()
     assert run.state is before
 
@@ -142,6 +156,6 @@ def test_a_client_may_train_twice_and_counts_twice(tiny_federation):
 
 @pytest.mark.parametrize(("other", "named"), [("devices", "devices=none"), ("privacy", "privacy=none")])
 def test_what_plans_a_round_beforehand_is_refused(other, named):
-    given = {"devices": None, "privacy": None} | {other: object()}
-    with pytest.raises(ConfigError, match=f"which owns its round.*{named}"):
-        check_algorithm(Twice(), **given, names={"aggregator": "mine"})
+    given = {"devices": UniformDevices(), "privacy": CentralDP()}
+    with pytest.raises(ConfigError, match=f"aggregator=mine to go with {other}=.*, but it owns its round.*{named}"):
+        check_pairs({"aggregator": Twice(), other: given[other]}, {"aggregator": "mine"})

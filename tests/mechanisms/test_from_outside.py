@@ -5,7 +5,9 @@ import inspect
 import itertools
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ from fedfacet.build import build, settle
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.config import compose_job, plain
 from fedfacet.errors import CheckpointError, ConfigError
+from fedfacet.mechanism import Chain
 from fedfacet.storage import checkpoint
+from fedfacet.types import GROUP_WEIGHTS
 
 JOB = (
     "experiment=digits_gsc", "selector=uniform", "aggregator=fedavg", "heterogeneity='true'", "callbacks=[]", "logger=[]",
@@ -76,10 +80,46 @@ def test_what_is_none_is_refused(federation, target, sentence):
         federation(f"+mechanisms.odd._target_={target}")
 
 
+class Weights(Mechanism):
+    """The server's half of a method whose other half is an objective."""
+
+    slot, rank = "weights", 46
+    provides = frozenset({GROUP_WEIGHTS})
+
+    def outgoing(self, before, task):
+        weights = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        return replace(task, broadcast=replace(task.broadcast, extras={GROUP_WEIGHTS: weights}))
+
+
+def test_it_may_be_a_half_of_a_method(federation, monkeypatch):
+    monkeypatch.setitem(sys.modules, "halves", SimpleNamespace(Weights=Weights))
+    half = ("+mechanisms.weights._target_=halves.Weights",)
+    with pytest.raises(
+        ConfigError, match=r"requires 'group_weights', which mechanisms\.weights=Weights provides, but there is none"
+    ):
+        federation(*half)
+    whole, plain = federation(*half, "objective=group_weighted")[0], federation()[0]
+    floats = whole.run_round().ledger.floats_down - plain.run_round().ledger.floats_down
+    assert floats == 9 * 4
+    assert state.digest(whole.state.model) != state.digest(plain.state.model)
+
+
 def test_two_of_one_slot_are_refused(federation):
     again = [option.replace("mechanisms.cooldown", "mechanisms.again") for option in COOLDOWN]
     with pytest.raises(ValueError, match="two have `cooldown`: leave one out"):
         federation(*COOLDOWN, *again)
+
+
+class Nameless(Mechanism):
+    """A mechanism whose author forgot the slot, so that no resume would know whose state it is."""
+
+    def init(self):
+        return {"seen": 0}
+
+
+def test_a_state_without_a_slot_is_refused():
+    with pytest.raises(ValueError, match="but Nameless has none: name its `slot`"):
+        Chain([Nameless()])
 
 
 def test_every_mechanism_of_the_package_has_a_rank_and_a_slot_of_its_own():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedfacet.clients.program import ClientTrainer
+from fedfacet.clients.trainer import ClientTrainer
 from fedfacet.errors import ConfigError
 from fedfacet.models.causal_lm import CausalLM
 from fedfacet.objectives.classification import ClassificationObjective

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.data.federated import partition_and_hold_out
 from fedfacet.data.shakespeare import Shakespeare
 from fedfacet.engines.vectorized import VectorizedEngine

@@ -174,7 +174,7 @@ def test_looking_at_the_samples_moves_no_running_statistics(make_clients):
     task = ClientTask(0, 1, 0, start_of(clients))
     before = state.clone(clients.program.tensors)
     clients.program.load(task.broadcast.model)
-    with clients.program.looking():
+    with clients.program.evaluating():
         clients.objective.before_steps(clients.data(0).batches(), 4)
     assert state.digest(dict(clients.program.tensors)) == state.digest(before)
     assert clients.objective.training

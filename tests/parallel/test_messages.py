@@ -14,8 +14,8 @@ def test_what_tasks_share_travels_once():
     common, packed = pack_tasks(tasks)
     assert sum(bundle is model for bundle in common) == sum(bundle is extras for bundle in common) == 1
     assert [sum(bundle is wider for bundle in common), sum(bundle is wider for bundle in packed[2].bundles)] == [0, 1]
-    assert not any(one.task.broadcast.model or one.task.memory for one in packed)
-    unpacked = [unpack_task(one.task, one.places, common + one.bundles) for one in packed]
+    assert not any(order.task.broadcast.model or order.task.memory for order, _ in packed)
+    unpacked = [unpack_task(order.task, order.places, common + own) for order, own in packed]
     assert [task.client_id for task in unpacked] == list(range(5))
     for client, task in enumerate(unpacked):
         assert task.broadcast.model is broadcasts[client].model

@@ -1,16 +1,18 @@
-"""A worker whose run is killed while it starts says nothing; any other fault of its start is told."""
+"""A worker whose run is killed while it starts says nothing; any other fault of its start is told. None is left behind."""
 
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import time
 
 import numpy as np
 import pytest
 from torch import nn
 
 from fedfacet.parallel import shared_memory, start, worker
+from fedfacet.parallel.processes import Child
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the run that is killed is a fork of this process")
 
@@ -52,5 +54,27 @@ def test_a_worker_whose_data_are_gone(tmp_path, is_killed):
     ("error", "is_said"), [(EOFError(), False), (pickle.UnpicklingError("truncated"), False), (ValueError("x"), True)]
 )
 def test_a_start_that_is_cut_short_is_not_told(capsys, error, is_said):
-    start.say_unless_orphaned(type(error), error, None)
+    start.print_unless_orphaned(type(error), error, None)
     assert bool(capsys.readouterr().err) is is_said
+
+
+def idle(connection):
+    time.sleep(60)
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_signal_that_comes_while_a_process_starts_leaves_none_behind():
+    Child(idle, name="first").kill()  # the tracker of multiprocessing has started, whose start has the signal heard at once
+    before, usual = set(multiprocessing.active_children()), signal.signal(signal.SIGTERM, stop)
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        os.kill(os.getpid(), signal.SIGTERM)  # is heard once the process has started
+        with pytest.raises(KeyboardInterrupt):
+            Child(idle, name="idle")
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.signal(signal.SIGTERM, usual)
+    assert set(multiprocessing.active_children()) == before

@@ -9,7 +9,7 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.build import build
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation

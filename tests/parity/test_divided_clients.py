@@ -7,7 +7,7 @@ import torch
 
 from fedfacet import state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.parallel import wire
 from fedfacet.types import Broadcast, ClientTask

@@ -25,6 +25,7 @@ from fedfacet.build import build, settle
 from fedfacet.callbacks.base import Callback
 from fedfacet.compatibility import check_pairs
 from fedfacet.config import compose_job, make, plain
+from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.errors import ConfigError
 from fedfacet.methods.lag import LAG
 from fedfacet.models.small_cnn import SmallCNN
@@ -160,6 +161,7 @@ def go_together(options):
     parts = {
         "objective": objective_with(options["objective"], options["correction"]),
         "aggregator": aggregator_of(options["aggregator"]),
+        "devices": UniformDevices(),  # for those that need some
     }
     try:
         check_pairs(parts, options)

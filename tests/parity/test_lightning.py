@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from fedfacet import state
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.corrections import ProximalCorrection
 from fedfacet.objectives.attribute_head import AttributeHeadObjective
 from fedfacet.objectives.biased import biased_objective

@@ -8,7 +8,7 @@ from matplotlib.image import imread
 from fedfacet.callbacks.summary import Summary
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.plots import run as plots
-from fedfacet.plots.figure import COLOURS
+from fedfacet.plots.style import COLOURS
 from fedfacet.records import Ledger, RoundResult
 
 BAR = "#0072B2"

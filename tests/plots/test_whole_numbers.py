@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from fedfacet.plots.curves import Band, plot_bands
 from fedfacet.plots.holders import plot_holders
-from fedfacet.plots.roc import plot_membership
+from fedfacet.plots.membership import plot_membership
 
 
 def bands(folder):

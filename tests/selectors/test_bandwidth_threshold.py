@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chisquare
 
 from fedfacet.clients.queries.resources import UploadSeconds
-from fedfacet.compatibility import check_devices
+from fedfacet.compatibility import check_pairs
 from fedfacet.devices.synthetic import LognormalDevices
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
@@ -74,10 +74,10 @@ def test_in_a_federation_the_slow_never_take_part(tiny_federation):
     assert {told.kind for told in results[0].disclosed} == {"resources"}
 
 
-def test_it_is_refused_without_devices(tiny_clients):
-    names = {"selector": "bandwidth_threshold", "termination": None}
-    with pytest.raises(ConfigError, match=r"^Expected devices for selector=bandwidth_threshold, .* but there are none"):
-        check_devices(tiny_clients(), None, bandwidth_threshold(), None, names)
+def test_it_is_refused_without_devices():
+    with pytest.raises(ConfigError, match=r"provides 'devices', which selector=bandwidth_threshold requires, .*devices="):
+        check_pairs({"selector": bandwidth_threshold(), "devices": None}, {"selector": "bandwidth_threshold"})
+    check_pairs({"selector": bandwidth_threshold(), "devices": LognormalDevices()}, {})
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, nan])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedfacet import config, rng, state
 from fedfacet.build import build
 from fedfacet.callbacks.reputation import Reputation
+from fedfacet.clients.queries.base import answer_query
 from fedfacet.clients.queries.resources import Resources
 from fedfacet.devices.synthetic import LognormalDevices
 from fedfacet.engines.workers import WorkersEngine
@@ -95,7 +96,7 @@ def test_a_client_chooses_by_its_type_and_its_device(tiny_clients):
 
     def ask(client_id, seed, round=1):
         task = ClientTask(client_id, round, seed, Broadcast(weights))
-        return clients.answer(Contract().offered(MENU), task)
+        return answer_query(clients, Contract().offered(MENU), task)
 
     found = [ask(0, seed).value for seed in range(100)]
     assert set(found) == set(MENU.rewards), "each quarter of the types has an item of its own"
@@ -104,7 +105,7 @@ def test_a_client_chooses_by_its_type_and_its_device(tiny_clients):
     assert [ask(0, 3, round).value for round in range(1, 9)] == [found[3]] * 8, "a type is for the whole run"
     assert (ask(0, 0).floats_up, ask(0, 0).samples) == (1, 0)
     with pytest.raises(RuntimeError, match=r"^Expected a choice from a menu, but none was offered"):
-        clients.answer(Contract(), ClientTask(0, 1, 0, Broadcast(weights)))
+        answer_query(clients, Contract(), ClientTask(0, 1, 0, Broadcast(weights)))
 
 
 # Reputation

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import chisquare, entropy
 
+from fedfacet.clients.queries.base import answer_query
 from fedfacet.clients.queries.counts import LabelHistogram
 from fedfacet.selectors import diversity_score
 from fedfacet.selectors.diversity_score import DiversityScoreSelector, diversity_scores
@@ -180,7 +181,7 @@ def test_scores_are_found_anew_only_when_somebody_new_is_known(server):
 
 def test_a_histogram_is_the_clients_counts_per_class_and_costs_as_many_numbers(tiny_clients):
     clients = tiny_clients(matrices=([[4, 1], [1, 4], [3, 3], [0, 1]], [[0, 0], [5, 5], [0, 0], [2, 1]]))
-    answers = [clients.answer(LabelHistogram(), ClientTask(k, 1, 0, Broadcast({}))) for k in range(2)]
+    answers = [answer_query(clients, LabelHistogram(), ClientTask(k, 1, 0, Broadcast({}))) for k in range(2)]
     assert [answer.value for answer in answers] == [[5, 5, 6, 1], [0, 10, 0, 3]]
     assert {(answer.floats_up, answer.samples) for answer in answers} == {(4, 0)}
     assert all(type(count) is int for answer in answers for count in answer.value)

@@ -286,7 +286,7 @@ def test_agents_that_will_not_do_are_refused_in_one_sentence(episode, tmp_path, 
     [
         (("server_data=none",), "for selector=favor, but the server has no samples: choose server_data=validation, or another"),
         (("personal=head",), "`personal` keeps layers with the clients"),
-        (("capacity=proportions", "submodel=heterofl"), "compares whole updates: choose uniform"),
+        (("capacity=proportions", "submodel=heterofl"), "compares whole updates: choose selector=uniform"),
         (("selector.agent=nowhere",), "Expected `selector.agent` to name the folder of a run"),
     ],
 )

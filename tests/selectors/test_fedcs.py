@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfacet.clients.queries.resources import Resources
-from fedfacet.compatibility import check_devices
+from fedfacet.compatibility import check_pairs
 from fedfacet.devices.schedule import Load, schedule
 from fedfacet.devices.synthetic import MobileEdgeDevices, UniformDevices
 from fedfacet.errors import ConfigError
@@ -139,13 +139,10 @@ def test_simulated_rounds_keep_the_deadline(tiny_federation, uplink):
     assert {0, 6} < sizes, "from nobody to all candidates"
 
 
-def test_it_is_refused_without_devices(tiny_clients):
-    clients, names = tiny_clients(), {"selector": "fedcs", "termination": None}
-    with pytest.raises(
-        ConfigError, match=r"^Expected devices for selector=fedcs, .* but there are none: choose devices=uniform"
-    ):
-        check_devices(clients, None, fedcs(), None, names)
-    check_devices(clients, UniformDevices(), fedcs(), None, names)
+def test_it_is_refused_without_devices():
+    with pytest.raises(ConfigError, match=r"provides 'devices', which selector=fedcs requires, .*devices="):
+        check_pairs({"selector": fedcs(), "devices": None}, {"selector": "fedcs"})
+    check_pairs({"selector": fedcs(), "devices": UniformDevices()}, {})
 
 
 @pytest.mark.parametrize(("option", "value"), [("deadline", 0.0), ("candidates", 0.0), ("candidates", 1.1), ("overhead", nan)])

@@ -8,7 +8,7 @@ import torch
 from fedfacet import rng
 from fedfacet.clients.queries.local_loss import Valuation
 from fedfacet.clients.queries.resources import RoundJoules
-from fedfacet.compatibility import check_devices
+from fedfacet.compatibility import check_pairs
 from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
@@ -160,9 +160,10 @@ def test_the_cohort_reports_on_the_model_that_it_is_sent(tiny_federation):
     assert federation.state.selector["durations"].count_nonzero() == 4
 
 
-def test_it_is_refused_without_devices(tiny_clients):
-    with pytest.raises(ConfigError, match=r"^Expected devices for selector=flame, .* but there are none"):
-        check_devices(tiny_clients(), None, flame(), None, {"selector": "flame", "termination": None})
+def test_it_is_refused_without_devices():
+    with pytest.raises(ConfigError, match=r"provides 'devices', which selector=flame requires, .*devices="):
+        check_pairs({"selector": flame(), "devices": None}, {"selector": "flame"})
+    check_pairs({"selector": flame(), "devices": UniformDevices()}, {})
 
 
 @pytest.mark.parametrize(("option", "value"), [("max_joules", 0.0), ("preferred_seconds", nan), ("slow_factor", 1.5)])

@@ -141,8 +141,8 @@ def test_a_budget_without_payments_is_refused():
     said = "'selection/payments', which termination=budget requires, but there is none: choose a selector that pays clients"
     with pytest.raises(ConfigError, match=said):
         check_pairs(parts, {"selector": "uniform", "termination": "budget"})
-    check_pairs({"selector": fmore(), "termination": None}, {})
-    check_pairs({"selector": fmore(), "termination": BudgetTermination()}, {})
+    check_pairs({"selector": fmore(), "devices": UniformDevices()}, {})
+    check_pairs({"selector": fmore(), "termination": BudgetTermination(), "devices": UniformDevices()}, {})
 
 
 @pytest.mark.parametrize(

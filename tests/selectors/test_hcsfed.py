@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedfacet import state
 from fedfacet.participation import Dropouts
-from fedfacet.selectors.hcsfed import HCSFedSelector, compress, neyman_places
+from fedfacet.selectors.hcsfed import HCSFedSelector, compress, neyman_slots
 from fedfacet.types import ClientUpdate
 
 TOY_MATRICES = ([[6, 2], [2, 6]], [[2, 6], [6, 2]], [[7, 7], [1, 1]], [[7, 1], [7, 1]])
@@ -106,7 +106,7 @@ def test_places_have_the_smallest_variance_of_all_whole_numbers():
         sizes = generator.integers(1, 9, size=3)
         spreads = generator.choice([0.0, 0.1, 1.0, 3.0], size=3) * generator.random(3)
         for total in range(3, sizes.sum() + 1):
-            places = neyman_places(sizes, spreads, total, generator)
+            places = neyman_slots(sizes, spreads, total, generator)
             assert places.sum() == total, seed
             assert ((places >= 1) & (places <= sizes)).all(), seed
             variance = ((sizes * spreads) ** 2 / places).sum()
@@ -114,27 +114,27 @@ def test_places_have_the_smallest_variance_of_all_whole_numbers():
 
 
 def test_places_are_proportional_where_nothing_bounds_them():
-    places = neyman_places(np.array([300, 200, 500]), np.array([1.0, 3.0, 0.2]), 100, np.random.default_rng(0))
+    places = neyman_slots(np.array([300, 200, 500]), np.array([1.0, 3.0, 0.2]), 100, np.random.default_rng(0))
     assert places.tolist() == [30, 60, 10]
 
 
 def test_without_any_spread_places_go_by_size():
-    assert neyman_places(np.array([20, 10, 30]), np.zeros(3), 12, np.random.default_rng(0)).tolist() == [4, 2, 6]
+    assert neyman_slots(np.array([20, 10, 30]), np.zeros(3), 12, np.random.default_rng(0)).tolist() == [4, 2, 6]
 
 
 def test_a_stratum_without_spread_gets_one_place_until_the_others_are_full():
     sizes, spreads = np.array([5, 5, 2]), np.array([0.0, 1.0, 1.0])
-    counts = [neyman_places(sizes, spreads, total, np.random.default_rng(0)).tolist() for total in (3, 6, 8, 9, 12)]
+    counts = [neyman_slots(sizes, spreads, total, np.random.default_rng(0)).tolist() for total in (3, 6, 8, 9, 12)]
     assert counts == [[1, 1, 1], [1, 4, 1], [1, 5, 2], [2, 5, 2], [5, 5, 2]]
 
 
 def test_with_fewer_places_than_strata_they_are_drawn():
     sizes, spreads = np.array([10, 10, 0, 20]), np.array([1.0, 2.0, 9.0, 0.5])
     generator = np.random.default_rng(0)
-    draws = np.array([neyman_places(sizes, spreads, 1, generator) for _ in range(2000)])
+    draws = np.array([neyman_slots(sizes, spreads, 1, generator) for _ in range(2000)])
     assert (draws.sum(axis=1) == 1).all()
     assert draws.mean(axis=0) == pytest.approx([0.25, 0.5, 0, 0.25], abs=0.04)
-    draws = np.array([neyman_places(sizes, spreads, 2, generator) for _ in range(50)])
+    draws = np.array([neyman_slots(sizes, spreads, 2, generator) for _ in range(50)])
     assert (draws.sum(axis=1) == 2).all()
     assert draws.max() == 1
 
@@ -144,7 +144,7 @@ def test_any_strata_share_any_number_of_places(data):
     sizes = np.array(data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=5)))
     spreads = data.draw(arrays(np.float64, len(sizes), elements=st.sampled_from([0.0, 1e-300, 1e-9, 1.0, 1e150])))
     total = data.draw(st.integers(0, int(sizes.sum())))
-    places = neyman_places(sizes, spreads, total, np.random.default_rng(0))
+    places = neyman_slots(sizes, spreads, total, np.random.default_rng(0))
     assert places.sum() == total
     assert ((places >= 0) & (places <= sizes)).all()
 

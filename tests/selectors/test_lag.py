@@ -141,7 +141,7 @@ def test_an_update_that_is_nan_is_not_withheld(tiny_federation):
         (("method=lag", "optimizer=adam"), "which selector=lag requires, but there is none: choose optimizer=sgd"),
         (("method=lag", "aggregator=fedavg"), "which selector=lag requires, but there is none: choose aggregator=lag"),
         (("method=lag_wk", "aggregator=fedavg"), "which transforms=silence requires, but there is none: choose aggregator=lag"),
-        (("method=lag_wk", "devices=uniform"), "with transforms=silence some are not: choose devices=none"),
+        (("method=lag_wk", "devices=uniform"), "transforms=silence to go with devices=uniform, but it may send nothing"),
         (("method=lag", "compile=true"), "second derivatives for the query `smoothness`, but `compile` is set"),
         (("method=lag", "selector.constants=[1,2]"), r"`selector.constants` of all 24 clients, but got 2"),
         (("method=lag", "aggregator.max_memory_gb=1e-6"), r"to hold the last update of every client, but 24 updates take"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from fedfacet import state
+from fedfacet.clients.queries.base import answer_query
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.errors import SelectionError
@@ -222,5 +223,5 @@ def test_in_a_federation_the_client_on_which_the_model_does_worst_joins(tiny_fed
     bystanders = tiny_clients()
     for round in range(1, 4):
         weights = state.clone(federation.state.model)
-        losses = [bystanders.answer(LocalLoss(), ClientTask(k, round, 0, Broadcast(weights))).value for k in range(4)]
+        losses = [answer_query(bystanders, LocalLoss(), ClientTask(k, round, 0, Broadcast(weights))).value for k in range(4)]
         assert list(federation.run_round().cohort) == sorted(range(4), key=lambda k: -losses[k])[:2]

@@ -174,7 +174,10 @@ def test_sub_cohorts_are_judged_on_the_servers_samples(tiny_federation):
     [
         ((), "for selector=s_fedavg, but the server has no samples: choose server_data=validation, or another selector."),
         (("server_data=validation", "personal=head"), "`personal` keeps layers with the clients"),
-        (("server_data=validation", "capacity=proportions", "submodel=heterofl"), "compares whole updates: choose uniform"),
+        (
+            ("server_data=validation", "capacity=proportions", "submodel=heterofl"),
+            "compares whole updates: choose selector=uniform",
+        ),
     ],
 )
 def test_it_is_refused_in_one_sentence(also, said, job_of, tmp_path):

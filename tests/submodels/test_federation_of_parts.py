@@ -102,7 +102,7 @@ def test_what_nobody_holds_stays_with_its_momentum(data):
 def test_a_client_cannot_say_what_it_held(data):
     run = federation(data)
     train = run.engine.run
-    run.engine.run = lambda tasks: (replace(update, held=update.delta) for update in train(tasks))
+    run.engine.run = lambda tasks: (replace(update, mask=update.delta) for update in train(tasks))
     with pytest.raises(BadUpdateError, match="what the client held"):
         run.run_round()
 
@@ -136,8 +136,8 @@ def test_batches_that_a_model_sees_are_mixed(data):
         ({"submodel": None}, "`capacity` and `submodel` together, but got capacity alone"),
         ({"capacity": None}, "`capacity` and `submodel` together, but got submodel alone"),
         ({"model": LeNet(10, (3, 32, 32))}, "LeNet has none"),
-        ({"aggregator": "fedld"}, "aggregator=FedLD needs whole models"),
-        ({"selector": "fedpns"}, "selector=FedPNSSelector compares whole updates"),
+        ({"aggregator": "fedld"}, "aggregator=FedLD to go with capacity=LargestCapacity, but it needs whole models"),
+        ({"selector": "fedpns"}, "selector=FedPNSSelector to go with capacity=.*, but it compares whole updates"),
         ({"personal": {"head.weight"}}, "personal=none"),
         ({"local": LocalTraining(keep_optimizer=True)}, "keep_optimizer"),
     ],

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from fedfacet import state
-from fedfacet.compatibility import check_devices, check_transforms
+from fedfacet.compatibility import check_pairs, check_transforms
 from fedfacet.devices.synthetic import LognormalDevices, UniformDevices
 from fedfacet.errors import ConfigError
-from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage import checkpoint
 from fedfacet.transforms import PacketLoss, SignFlip
 from fedfacet.types import ClientUpdate
@@ -105,10 +104,9 @@ def test_a_run_that_resumes_loses_the_same_packets(tiny_federation, tmp_path):
     assert state.digest(whole.state.model) == state.digest(second.state.model)
 
 
-def test_it_is_refused_without_devices(tiny_clients):
-    names = {"selector": "uniform", "transforms": "packet_loss"}
-    with pytest.raises(ConfigError, match=r"^Expected devices for transforms=packet_loss, .* but there are none"):
-        check_devices(tiny_clients(transforms=[PacketLoss()]), None, UniformSelector(), None, names)
+def test_it_is_refused_without_devices():
+    with pytest.raises(ConfigError, match=r"^Expected a part that provides 'devices', which transforms=PacketLoss requires"):
+        check_pairs({"transforms.0": SignFlip(), "transforms.1": PacketLoss(), "devices": None}, {})
 
 
 def test_nothing_happens_to_an_update_that_is_on_its_way(tiny_clients):

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedfacet import state
 from fedfacet.arguments import Choice, Declared
-from fedfacet.types import Broadcast, ClientUpdate, Facts, Query, ServerState, State
+from fedfacet.types import PARTS, Broadcast, ClientUpdate, Facts, Query, ServerState, State
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,11 @@ class Aggregator(Declared, ABC):
 
     requires: ClassVar[frozenset[str]] = frozenset()
     """Names of what clients must send along with their updates; some other part must give each of them."""
+
+    @property
+    def excludes(self) -> Mapping[str, str]:
+        """What it cannot do with if another part provides it, each with the reason and the remedy."""
+        return {} if self.entrywise else {PARTS: "needs whole models: choose fedavg, fedavgm or fednova"}
 
     broadcast: ClassVar[Callable[..., Broadcast] | None] = None
     """``broadcast(self, server, model, client_id)`` returns what a client is sent; ``None`` for the model and nothing else."""
@@ -139,10 +144,10 @@ class Aggregator(Declared, ABC):
         """Return what is averaged of an update, and p_k, with the entries that it is for unless the client held all."""
         # One fold for both, so that a stream of updates is read once; the prefixes keep the names apart.
         sent = _apart(update.delta, update.buffers if self.buffers == "average" else {})
-        weight, held = self.weight(update), update.held
-        if held is None:
+        weight, mask = self.weight(update), update.mask
+        if mask is None:
             return sent, weight
-        return sent, (weight, _apart(*({name: held[name] for name in part} for part in (update.delta, update.buffers))))
+        return sent, (weight, _apart(*({name: mask[name] for name in part} for part in (update.delta, update.buffers))))
 
 
 class GroupReports:

@@ -33,6 +33,6 @@ class FedAvg(Aggregator):
         def weighed(update: ClientUpdate) -> tuple[State, float | tuple[float, State]]:
             sent = update.delta | update.buffers if self.buffers == "average" else update.delta
             weight = float(update.num_samples) if self.weighting == "samples" else 1.0
-            return sent, weight if update.held is None else (weight, update.held)
+            return sent, weight if update.mask is None else (weight, update.mask)
 
         return server, state.add(model, state.weighted_mean(map(weighed, updates)))

@@ -72,7 +72,7 @@ class FedNova(Aggregator):
                 walked += weight * length
                 weights += weight
                 update = replace(update, delta=state.scaled(update.delta, 1 / update.step_weight))
-                yield update if update.held is None else _noting(length, update, update.held)
+                yield update if update.mask is None else _noting(length, update, update.mask)
 
         mean, buffers = self.average(directions())
         if any(name.startswith(_LENGTH) for name in mean):
@@ -83,7 +83,7 @@ class FedNova(Aggregator):
         return {"velocity": velocity}, state.add(state.add(model, velocity, scale=self.server_lr), buffers)
 
 
-def _noting(length: float, update: ClientUpdate, held: State) -> ClientUpdate:
+def _noting(length: float, update: ClientUpdate, mask: State) -> ClientUpdate:
     """Return an update that has the length of the client's walk too, per entry, to be averaged over the same holders."""
-    holders = {_LENGTH + name: held[name] for name in update.delta}
-    return replace(update, delta=update.delta | state.scaled(holders, length), held=held | holders)
+    holders = {_LENGTH + name: mask[name] for name in update.delta}
+    return replace(update, delta=update.delta | state.scaled(holders, length), mask=mask | holders)

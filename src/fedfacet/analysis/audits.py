@@ -65,11 +65,11 @@ def metrics_of(audits: Sequence[ReadAudit], round: float) -> dict[str, float]:
 
     ``attack/mean/...`` is the mean over those of ``AVERAGED`` that there are.
     """
-    told = _values(audits, round)
-    found = {name: values[0] for name, values in told.items() if len(values) == 1}
+    different = _values(audits, round)
+    found = {name: values[0] for name, values in different.items() if len(values) == 1}
     for prefix in KINDS.values():
         for column in TOLD:
-            there = [name for attack in AVERAGED if (name := f"{prefix}/{attack}/{column}") in told]
+            there = [name for attack in AVERAGED if (name := f"{prefix}/{attack}/{column}") in different]
             if there and all(name in found for name in there):
                 found[f"{prefix}/{MEAN}/{column}"] = fmean(found[name] for name in there)
     return found

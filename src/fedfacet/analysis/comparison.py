@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from fedfacet.analysis.notes import listed
 from fedfacet.analysis.paired import LEVEL, PairedDifference, holm, paired_difference, smallest_p
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study, caption_of, group_runs, ordered, places_of
-from fedfacet.analysis.writers import Marked, Table, told_apart
+from fedfacet.analysis.study import Study, caption_of, group_runs, in_columns, ordered
+from fedfacet.analysis.writers import Marked, Table, distinguishing_columns
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import BLUE, VERMILION, saved_panels
+from fedfacet.plots.style import BLUE, VERMILION, saved_panels
 
 FEWEST_PAIRED = 5
 """Seeds that two settings share where they are compared unasked; fewer say next to nothing."""
@@ -87,7 +87,7 @@ class Comparison:
             *("bootstrap_high", "p_t", "p_permutation", "p_corrected", "seeds_needed", "verdict"),
         )
         label = f"{self.study.metric} against {self.baseline}"
-        shown = told_apart(columns, rows, names=3)
+        shown = distinguishing_columns(columns, rows, names=3)
         return Table(self.caption, **shown, notes=self.notes, label=label, numbers=[head, *numbers])
 
 
@@ -112,7 +112,7 @@ def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation
         raise ConfigError(f"Expected a row to compare with, but got {baseline!r}: name one of {', '.join(map(repr, heads))}.")
     notes = study.notes()
     compared: list[tuple[str, str, str, tuple[int, ...], PairedDifference]] = []
-    for row, column in places_of(groups):
+    for row, column in in_columns(groups):
         if row == baseline:
             continue
         if (baseline, column) not in groups:
@@ -131,7 +131,7 @@ def compare_with(runs: Sequence[Run], baseline: str, *, test: str = "permutation
     lines = tuple(Line(*one, p, corrected) for one, p, corrected in zip(compared, p_values, holm(p_values), strict=True))
     notes += _note_on_resolution(lines) if test == "permutation" else _notes_on_no_spread(lines)
     origin = caption_of(study.finished, [study.metric], study.moments, command=study.command)
-    return Comparison(study, baseline, lines, _said_of(test, baseline, lines, study.lower_is_better) + origin, tuple(notes))
+    return Comparison(study, baseline, lines, _caption_of(test, baseline, lines, study.lower_is_better) + origin, tuple(notes))
 
 
 def usual_baseline(runs: Sequence[Run], rows: Sequence[str], columns: Sequence[str]) -> str | None:
@@ -169,7 +169,7 @@ def _notes_on_no_spread(lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def _said_of(test: str, baseline: str, lines: Sequence[Line], lower_is_better: bool) -> str:
+def _caption_of(test: str, baseline: str, lines: Sequence[Line], lower_is_better: bool) -> str:
     tested = "sign-flip permutation test" if test == "permutation" else "paired t test"
     return (
         f"Differences from `{baseline}`, paired by seed. 95 % intervals by Student's t and by the percentile bootstrap. "
@@ -223,8 +223,8 @@ def plot_forest(
         for axes in grid[-3:]:
             axes.set_xlabel(label)
         handles = [Line2D([], [], color=colour, marker="o", markersize=4) for colour in _VERDICTS.values()]
-        told = [f"better than {baseline}", f"worse than {baseline}", "not significant"]
-        figure.legend(handles, told, loc="outside upper center", ncols=3)
+        labels = [f"better than {baseline}", f"worse than {baseline}", "not significant"]
+        figure.legend(handles, labels, loc="outside upper center", ncols=3)
 
 
 def _frame(axes: Any, lines: Mapping[int, tuple[PairedDifference, str]]) -> None:

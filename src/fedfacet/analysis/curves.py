@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from fedfacet.analysis.groups import named
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study, caption_of, places_of
+from fedfacet.analysis.study import Study, caption_of, in_columns
 from fedfacet.analysis.tables import cell_of
-from fedfacet.analysis.writers import Table, as_number, told_apart
+from fedfacet.analysis.writers import Table, as_number, distinguishing_columns
 from fedfacet.errors import ConfigError
 from fedfacet.plots.curves import Band, plot_bands
-from fedfacet.plots.figure import axis_name
+from fedfacet.plots.style import axis_name
 
 AGAINST = {"round": "round", "bytes": "megabytes down and up", "sim/clock": "simulated minutes"}
 """What can be drawn to the right -> what that is called."""
@@ -78,7 +78,7 @@ class Curves:
         numbers: list[Sequence[Any]] = [("row", "column", "seed", "round", study.metric)]
         for curve in self.curves:
             peaks, rounds = zip(*curve.peak_S(study.lower_is_better), strict=True)
-            means = [cell_of(values, curve.seeds, study.std).told(study.percent) for values in (curve.final_S, peaks)]
+            means = [cell_of(values, curve.seeds, study.std).shown(study.percent) for values in (curve.final_S, peaks)]
             line = [curve.row, curve.column, str(len(curve.seeds)), *means, f"{statistics.median(rounds):g}"]
             if threshold is not None:
                 reached = curve.rounds_to_S(threshold, study.lower_is_better)
@@ -88,7 +88,7 @@ class Curves:
             for seed, values_R in zip(curve.seeds, curve.values_SR.tolist(), strict=True):
                 values = zip(curve.rounds_R.tolist(), values_R, strict=True)
                 numbers += [(curve.row, curve.column, seed, round, value) for round, value in values]
-        shown, label = told_apart(columns, rows, names=2), f"curves {study.metric}"
+        shown, label = distinguishing_columns(columns, rows, names=2), f"curves {study.metric}"
         return Table(self.caption, **shown, notes=self.notes, label=label, numbers=numbers)
 
 
@@ -112,7 +112,7 @@ def curves_of(runs: Sequence[Run], *, threshold: float | None = None, against: s
             f"The threshold is {threshold:g} %, because `{metric}` is in percent here: write {100 * threshold:g} for "
             f"{100 * threshold:g} %."
         )
-    for row, column in places_of(study.groups):
+    for row, column in in_columns(study.groups):
         members = study.groups[row, column]
         measured = [run.curve(metric) for run in members]
         shared = sorted(set.intersection(*map(set, measured)))
@@ -128,7 +128,7 @@ def curves_of(runs: Sequence[Run], *, threshold: float | None = None, against: s
         raise ConfigError(
             f"Expected seeds that share a round with a value of {metric!r}, but in no setting they do: name another metric."
         )
-    caption = _said_of(metric, threshold, study.std) + caption_of(study.finished, [metric], ["last"], command=study.command)
+    caption = _caption_of(metric, threshold, study.std) + caption_of(study.finished, [metric], ["last"], command=study.command)
     return Curves(study, tuple(curves), threshold, against, named(study.finished, metric), caption, tuple(notes))
 
 
@@ -176,7 +176,7 @@ def _megabytes(run: Run) -> dict[int, float]:
     return by_round
 
 
-def _said_of(metric: str, threshold: float | None, std: str) -> str:
+def _caption_of(metric: str, threshold: float | None, std: str) -> str:
     shown = (
         "Final: the value of the last round in which all seeds of the setting have one. Peak: the best of their rounds and, as "
         "a median over seeds, which round that is"

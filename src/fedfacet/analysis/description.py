@@ -15,7 +15,7 @@ from fedfacet.arguments import check_whole
 from fedfacet.data.dataset import Dataset
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix, class_distances, measure_federation
-from fedfacet.plots.figure import group_names
+from fedfacet.metrics.group_names import group_names
 from fedfacet.plots.run import MEASURES, TYPES
 from fedfacet.records import Ledger, RoundResult
 from fedfacet.selectors.base import ClientSelector
@@ -199,7 +199,7 @@ def _choices(
     """Return who took part in which of the counted rounds, shape (R, K)."""
     pretraining_rounds = getattr(selector, "pretraining_rounds", 0)
     disclosed: dict[str, dict[int, Any]] = {}
-    known = [_told_by(matrix) for matrix in matrices]
+    known = [_answers_of(matrix) for matrix in matrices]
 
     def ask(query: Query, client_ids: Sequence[int]) -> Mapping[int, Any]:
         if query.name not in known[0]:
@@ -258,7 +258,7 @@ class _Untrained:
     num_seen = loss_sum
 
 
-def _told_by(matrix: InteractionMatrix) -> dict[str, Any]:
+def _answers_of(matrix: InteractionMatrix) -> dict[str, Any]:
     """Return by the name of a query what a client with this matrix answers."""
     counts_YA = matrix.counts.astype(np.int64)
     return {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedfacet.analysis.runs import Run, spelled
-from fedfacet.plots.figure import group_names
+from fedfacet.metrics.group_names import group_names
 from fedfacet.storage.run_files import is_there, json_of
 
 _GROUP = re.compile(r".*/y(\d{1,9})_a(\d{1,9})")
@@ -30,14 +30,14 @@ def name_of_group(runs: Sequence[Run], metric: str) -> str | None:
     if not (found := _GROUP.fullmatch(metric)):
         return None
     y, a = map(int, found.groups())
-    told = {names for run in runs if (names := _told(run.path / "partition.json")) is not None}
-    if len(told) != 1:
+    known = {names for run in runs if (names := _read_names(run.path / "partition.json")) is not None}
+    if len(known) != 1:
         return None
-    classes, attributes = told.pop()
+    classes, attributes = known.pop()
     return group_names(classes, attributes)[y * len(attributes) + a] if y < len(classes) and a < len(attributes) else None
 
 
-def _told(file: Path) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def _read_names(file: Path) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     return _names_in(file, os.lstat(file).st_mtime_ns if os.path.lexists(file) else 0) if is_there(file) else None
 
 

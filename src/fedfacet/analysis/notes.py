@@ -90,8 +90,10 @@ def _notes_on_rows(groups: Mapping[tuple[str, str], Sequence[Run]], keys: Sequen
         for run in (run for (_, one), members in groups.items() if one == column for run in members):
             of_seed.setdefault((run.seed, *map(run.setting, {"experiment", "setting"}.intersection(keys))), []).append(run)
         differing = list(dict.fromkeys(key for runs in of_seed.values() for key in differing_keys(runs)))
-        if told := [key for key in differing if _root(key) in _FEDERATION and key not in keys and _root(key) not in keys]:
-            notes.append(f"Rows of `{column}` differ in {some(told)} too.")
+        if differing_in_data := [
+            key for key in differing if _root(key) in _FEDERATION and key not in keys and _root(key) not in keys
+        ]:
+            notes.append(f"Rows of `{column}` differ in {some(differing_in_data)} too.")
         known = {_root(key) for key in (*differing, *keys)}
         for what, parts in (("data", {"dataset"}), ("partition", {"dataset", "partition", "setting", "server_data"})):
             digests = {seed: {str((run.summary or {}).get(f"{what}_digest")) for run in runs} for seed, runs in of_seed.items()}
@@ -119,8 +121,8 @@ def _notes_on_means(runs: Sequence[Run], metric: str, moments: Sequence[str]) ->
                 counts[tuple(attacks)] = counts.get(tuple(attacks), 0) + 1
     if set(counts) <= {AVERAGED}:
         return []
-    said = [f"{some(attacks)}{f' in {number}' if len(counts) > 1 else ''}" for attacks, number in sorted(counts.items())]
-    return [f"`{metric}` is the mean over {'; over '.join(said)}. The thesis averages over {some(AVERAGED)}."]
+    phrases = [f"{some(attacks)}{f' in {number}' if len(counts) > 1 else ''}" for attacks, number in sorted(counts.items())]
+    return [f"`{metric}` is the mean over {'; over '.join(phrases)}. The thesis averages over {some(AVERAGED)}."]
 
 
 def _notes_on_personal(name: str, members: Sequence[Run], moments: Sequence[str]) -> list[str]:

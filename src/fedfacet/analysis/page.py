@@ -22,10 +22,10 @@ from fedfacet.analysis.study import (
     Study,
     commits_of,
     hardware_of,
+    in_columns,
     keys_of,
     ordered,
     origin_of,
-    places_of,
     smaller_is_better,
 )
 from fedfacet.analysis.tables import make_table
@@ -92,10 +92,10 @@ def page_of(runs: Sequence[Run], **asked: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"coded": coded, "marked": _marked}
-    said = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
+    number_of_runs = "1 run" if len(runs) == 1 else f"{len(runs):,} runs"
     shown = {name: section for name, section in sections.items() if section[1]}
     template = environment.get_template("page.html.jinja")
-    return template.render(title=f"Report on {said}", provenance=page.provenance(), sections=shown)
+    return template.render(title=f"Report on {number_of_runs}", provenance=page.provenance(), sections=shown)
 
 
 def coded(text: str) -> Markup:
@@ -146,7 +146,7 @@ class _Page:
         self.metrics = list(dict.fromkeys([*wanted, *usual])) or [METRICS[-1]]
         self.moment = self.at if self.at in MOMENTS else "last"
         self.by_column: dict[str, dict[str, Sequence[Run]]] = {}
-        for row, column in places_of(self.study.groups):
+        for row, column in in_columns(self.study.groups):
             self.by_column.setdefault(column, {})[row] = self.study.groups[row, column]
 
     def provenance(self) -> dict[str, list[str]]:
@@ -157,7 +157,7 @@ class _Page:
             for name, version in page_tables.versions_of(run).items():
                 versions.setdefault(name, set()).add(version)
         seeds = sorted({run.seed for run in finished})
-        told = {
+        facts = {
             "Runs": [f"{len(self.runs):,}, of which {len(finished):,} finished", *notes_on_unfinished(self.runs)],
             "Seeds": [", ".join(map(str, seeds))],
             "Made with": [f"`{self.command}`"],
@@ -166,7 +166,7 @@ class _Page:
             * bool(versions),
             "Hardware": hardware_of(finished),
         }
-        return {name: values for name, values in told.items() if values}
+        return {name: values for name, values in facts.items() if values}
 
     def of(self, metric: str) -> dict[str, Any]:
         """Return what is asked of one metric, as for ``Study``."""
@@ -230,7 +230,7 @@ class _Page:
             found = selection_of(self.runs, rows=study.rows, columns=study.columns)
             types, table = found.types, found.table()
             part.tables += [table, *table.more]
-            for row, column in places_of(found.chosen)[:_MOST_MAPS]:
+            for row, column in in_columns(found.chosen)[:_MOST_MAPS]:
                 chosen_RK = found.chosen[row, column]
                 name = f"{row}, {column}" if len(self.by_column) > 1 else row
                 (rounds, number), seed = chosen_RK.shape, found.evenness[row, column][0].seed

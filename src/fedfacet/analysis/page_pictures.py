@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedfacet.analysis.selection import draw_chosen
 from fedfacet.plots.curves import INK, LINES, Band, draw_bands
-from fedfacet.plots.figure import BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, styled_figure
+from fedfacet.plots.style import BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, styled_figure
 
 _VARIABLES = {
     "black": "--ink", BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", PINK: "--pink", SKY: "--sky",
@@ -105,9 +105,9 @@ def _inline(figure: Any, title: str, themed: Mapping[str, str], name: str) -> Ma
     size = root.attrib["viewBox"]
     root.attrib.clear()
     root.attrib.update({"viewBox": size, "role": "img", "aria-label": title, "class": name})
-    told = ElementTree.Element("title")
-    told.text = title
-    root.insert(0, told)
+    title_element = ElementTree.Element("title")
+    title_element.text = title
+    root.insert(0, title_element)
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 

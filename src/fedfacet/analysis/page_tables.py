@@ -160,12 +160,12 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str]) -> Table:
     heads = ["run", *keys, "seed", "status", *(f"{name} digest" for name in digests), "commit", "versions", "hardware"]
     lines = []
     for run in runs:
-        told: Mapping[str, Any] = run.summary or {}
+        saved: Mapping[str, Any] = run.summary or {}
         lines.append([
             spelled(run.path),
             *("-" if (value := run.setting(key)) is None else _short(value) for key in keys),
             *(str(run.seed), run.progress),
-            *(spelled(told.get(f"{name}_digest") or "-") for name in digests),
+            *(spelled(saved.get(f"{name}_digest") or "-") for name in digests),
             ", ".join(commits_of([run])),
             ", ".join(f"{name} {value}" for name, value in versions_of(run).items()) or "-",
             ", ".join(hardware_of([run])) or "-",
@@ -180,7 +180,7 @@ def versions_of(run: Run) -> dict[str, str]:
 
 
 def _told(cell: Cell) -> str:
-    return cell.told(percent=True) if cell.seeds else "missing"
+    return cell.shown(percent=True) if cell.seeds else "missing"
 
 
 def _short(text: str) -> str:

@@ -2,7 +2,6 @@
 
 import functools
 import glob
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from fedfacet.analysis.audits import ReadAudit, flat, load_audits, metrics_of
 from fedfacet.analysis.writers import as_number
 from fedfacet.config.nodes import load_yaml
 from fedfacet.errors import ConfigError, FedFacetError
-from fedfacet.storage.run_files import Keys, check_keys, is_there, is_whole, measured, read, rows_of, say_unverified
+from fedfacet.storage.run_files import measured, rows_of, summary_of, warn_unverified
 
 CONFIG_FILE = "config.yaml"  # what makes a folder a run folder
 
@@ -24,15 +23,6 @@ CONFIG_FILE = "config.yaml"  # what makes a folder a run folder
 _BESIDE_THE_METHOD = {"seed", "paths", "resume", "engine", "logger", "wandb", "hydra", "method", "sweep"}
 
 _ERROR = "heterogeneity_error"
-
-_WRITTEN: Keys = {
-    **{key: lambda value: isinstance(value, str) for key in ("status", "partition_digest", "git_commit", "stopped")},
-    **{key: lambda value: isinstance(value, dict) for key in ("final", "best", _ERROR)},
-    **dict.fromkeys(("rounds", "num_clients"), is_whole),
-    "participation_counts": lambda value: isinstance(value, list) and all(map(is_whole, value)),
-    "hardware": lambda value: isinstance(value, dict | str),
-}
-"""What of a summary is read, where it is there."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,9 +47,9 @@ class Run:
         One that was resumed for more rounds has not finished until it has done those too.
         """
         reached, planned = self._rounds
-        told = self.summary or {}
-        all_done = reached is None or planned is None or reached >= planned or bool(told.get("stopped"))
-        return told.get("status") == "finished" and all_done
+        saved = self.summary or {}
+        all_done = reached is None or planned is None or reached >= planned or bool(saved.get("stopped"))
+        return saved.get("status") == "finished" and all_done
 
     @property
     def progress(self) -> str:
@@ -202,7 +192,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
             folders.setdefault(folder.resolve(), folder)
     if not folders:
         raise ConfigError("Expected at least one run folder, but got none: name folders that train.py wrote.")
-    say_unverified(folders.values())
+    warn_unverified(folders.values())
     return [load_run(folder) for folder in folders.values()]
 
 
@@ -219,7 +209,7 @@ def load_run(folder: Path) -> Run:
             f"Expected {file} to be the resolved config of a run, with `seed` and `choices`, but it has no such values: name "
             "folders that train.py wrote."
         )
-    return Run(folder, config["seed"], flat(config), _summary(folder / "summary.json"), load_audits(folder))
+    return Run(folder, config["seed"], flat(config), summary_of(folder), load_audits(folder))
 
 
 def differing_keys(runs: Iterable[Run]) -> list[str]:
@@ -291,16 +281,6 @@ def _run_folders(folder: Path, seen: set[Path]) -> Iterator[Path]:
     for child in sorted(folder.iterdir()):
         if not child.name.startswith("."):
             yield from _run_folders(child, seen)
-
-
-def _summary(file: Path) -> dict[str, Any] | None:
-    return read(file, _parsed_summary) if is_there(file) else None
-
-
-def _parsed_summary(content: bytes) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads(content)
-    check_keys(summary, _WRITTEN, needed=False)
-    return summary
 
 
 @functools.lru_cache(maxsize=1024)

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from fedfacet.analysis.notes import notes_on_settings, notes_on_unfinished
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study, ordered, origin_of, places_of
-from fedfacet.analysis.writers import Table, told_apart
+from fedfacet.analysis.study import Study, in_columns, ordered, origin_of
+from fedfacet.analysis.writers import Table, distinguishing_columns
 from fedfacet.errors import FedFacetError
 from fedfacet.plots import crowd
-from fedfacet.plots.figure import saved_figure
 from fedfacet.plots.run import TYPE_COLOURS, in_order
+from fedfacet.plots.style import saved_figure
 from fedfacet.storage.dealt import read_types
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Selection:
         In CSV a line per setting and seed, whose round is empty where somebody was never selected.
         """
         rows = []
-        for place in places_of(self.evenness):
+        for place in in_columns(self.evenness):
             runs = self.evenness[place]
             clients, never, gini, jain, gap = (
                 fmean(getattr(one, name) for one in runs) for name in ("places", "never", "gini", "jain", "gap")
@@ -105,7 +105,7 @@ class Selection:
             for one in runs:
                 everybody = "" if one.coverage is None else one.coverage
                 numbers.append((*place, one.seed, one.places, one.never, everybody, one.gini, one.jain, one.gap))
-        shown, more = told_apart([*columns, "longest gap"], rows, names=2), list(self._overlaps())
+        shown, more = distinguishing_columns([*columns, "longest gap"], rows, names=2), list(self._overlaps())
         return Table(self.caption, **shown, notes=self.notes, label="selection", numbers=numbers, more=more)
 
     def _overlaps(self) -> Iterator[Table]:
@@ -253,8 +253,8 @@ def draw_chosen(axes: "Axes", chosen_RK: NDArray[np.bool_], types: Sequence[str]
 
 
 def _chosen(run: Run) -> Chosen:
-    told = run.summary or {}
-    number = told.get("num_clients") or len(told.get("participation_counts") or ())
+    saved = run.summary or {}
+    number = saved.get("num_clients") or len(saved.get("participation_counts") or ())
     cohorts = run.cohorts()
     if any(client_id >= number for cohort in cohorts for client_id in cohort):
         raise FedFacetError(f"Expected cohorts of {number} clients in {run.path}, but some are others: leave that folder out.")

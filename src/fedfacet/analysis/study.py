@@ -271,7 +271,7 @@ def ordered(heads: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(heads, key=numbers_first))
 
 
-def places_of(groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def in_columns(groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return (row, column) in the order of a list of them: column by column."""
     rows, columns = (ordered({place[axis] for place in groups}) for axis in (0, 1))
     return [(row, column) for column in columns for row in rows if (row, column) in groups]

@@ -25,7 +25,7 @@ class Cell(NamedTuple):
     std: float
     seeds: tuple[int, ...]
 
-    def told(self, percent: bool) -> str:
+    def shown(self, percent: bool) -> str:
         """Return the mean, and the standard deviation where there is one."""
         spread = f" ± {_printed(self.std, percent)}" if math.isfinite(self.std) else ""
         return _printed(self.mean, percent) + spread
@@ -77,7 +77,7 @@ class Means:
             marks = dict(zip(ranks, ("bold", "underlined"), strict=False)) if won else {}
             for line, (row, mean) in zip(lines, means.items(), strict=True):
                 cell = self.cells[row, column]
-                text, rest = cell.told(self.percent), "" if column.at == PAPER else f" ({len(cell.seeds)})"
+                text, rest = cell.shown(self.percent), "" if column.at == PAPER else f" ({len(cell.seeds)})"
                 if mark := marks.get(float(mean)):
                     line.append(Marked(text, mark, rest))
                 elif column.at == PAPER:

@@ -10,11 +10,11 @@ from typing import Any
 from fedfacet.analysis.groups import named
 from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study, group_runs, in_percent, origin_of, places_of
+from fedfacet.analysis.study import Study, group_runs, in_columns, in_percent, origin_of
 from fedfacet.analysis.tables import cell_of
-from fedfacet.analysis.writers import Table, told_apart
+from fedfacet.analysis.writers import Table, distinguishing_columns
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import BLUE, ORANGE, VERMILION, axis_name, saved_panels
+from fedfacet.plots.style import BLUE, ORANGE, VERMILION, axis_name, saved_panels
 
 CLOCK = "sim/clock"
 
@@ -51,7 +51,7 @@ class TimeTo:
     @property
     def settings(self) -> dict[tuple[str, str], list[Sequence[Reached]]]:
         """(row, column) -> the runs there, by target."""
-        places = places_of({(row, column): None for row, column, _ in self.found})
+        places = in_columns({(row, column): None for row, column, _ in self.found})
         return {place: [self.found[(*place, target)] for target in self.targets] for place in places}
 
     def table(self) -> Table:
@@ -66,7 +66,7 @@ class TimeTo:
             for one in reached:
                 when = ("", "") if one.round is None else (one.minutes, one.round)
                 numbers.append((row, column, one.seed, study.metric, target, *when, one.best))
-        shown, label = told_apart(columns, rows, names=2), f"time to {study.metric}"
+        shown, label = distinguishing_columns(columns, rows, names=2), f"time to {study.metric}"
         return Table(self.caption, **shown, notes=self.notes, label=label, numbers=numbers)
 
 
@@ -190,4 +190,4 @@ def _cell(reached: Sequence[Reached], std: str) -> str:
         best = statistics.fmean(one.best for one in reached if one.round is None)
         many = f"reached by {len(there)} of {len(reached)}" if there else "not reached"
         return f"{many} (best {best:.4g})"
-    return cell_of(there, [one.seed for one in reached], std).told(percent=False)
+    return cell_of(there, [one.seed for one in reached], std).shown(percent=False)

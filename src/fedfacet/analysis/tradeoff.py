@@ -12,11 +12,11 @@ from scipy import stats
 from fedfacet.analysis.audits import KINDS, MEAN, is_of_attack
 from fedfacet.analysis.notes import notes_on, notes_on_unfinished
 from fedfacet.analysis.runs import Run
-from fedfacet.analysis.study import Study, caption_of, check_metric, group_runs, ordered, places_of
+from fedfacet.analysis.study import Study, caption_of, check_metric, group_runs, in_columns, ordered
 from fedfacet.analysis.writers import Table
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import COLOURS, DASHES, axis_name, saved_figure
 from fedfacet.plots.labels import Point, label_points
+from fedfacet.plots.style import COLOURS, DASHES, axis_name, saved_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,7 +67,7 @@ class Setting:
         reach = float(stats.t.ppf(0.975, number - 1)) * statistics.stdev(values) / math.sqrt(number) if number > 1 else 0.0
         return Extent(mean, mean - reach, mean + reach)
 
-    def told(self, metric: str) -> str:
+    def shown(self, metric: str) -> str:
         """Return the mean, and the interval over several seeds."""
         if (extent := self.extent(metric)) is None:
             return "-"
@@ -101,7 +101,7 @@ class Tradeoff:
         rows, numbers = [], [("dataset", "row", "column", "seed", *names)]
         for one in self.settings:
             place = (one.dataset, one.row, one.column)
-            rows.append([*place, str(len(one.seeds)), *map(one.told, names)])
+            rows.append([*place, str(len(one.seeds)), *map(one.shown, names)])
             numbers += [(*place, *of_seed) for of_seed in zip(one.seeds, *(one.values[name] for name in names), strict=True)]
         return Table(self.caption, columns, rows, names=3, notes=self.notes, label="tradeoff", numbers=numbers)
 
@@ -142,8 +142,8 @@ def tradeoff_of(
     if columns is None:
         columns = ["capacity.num_whole" if any(run.setting("capacity.num_whole") for run in runs) else "model.width"]
     if rows is None:
-        told = "model.width" in columns or len({run.setting("model.width") for run in runs}) == 1
-        rows = ["submodel"] if told else ["submodel", "model.width"]
+        shown = "model.width" in columns or len({run.setting("model.width") for run in runs}) == 1
+        rows = ["submodel"] if shown else ["submodel", "model.width"]
     study, names = Study(runs, rows, columns, metric, command=command), (metric, *accuracies)
     for name in accuracies:
         check_metric(study.finished, name, study.moments)
@@ -152,7 +152,7 @@ def tradeoff_of(
         groups = group_runs([run for run in study.finished if str(run.setting("dataset")) == dataset], rows, columns)
         for name in names:
             notes += notes_on(groups, name, study.moments, study.keys)
-        for row, column in places_of(groups):
+        for row, column in in_columns(groups):
             members = groups[row, column]
             values = {name: [100 * run.at("last").get(name, math.nan) for run in members] for name in names}
             settings.append(Setting(dataset, row, column, tuple(run.seed for run in members), values))
@@ -164,13 +164,13 @@ def tradeoff_of(
         and metric.partition("/")[0] == KINDS[str(audit.threat_model["victim"])]
         and (moment := audit.threat_model.get("moment")) in _ATTACKED
     }
-    said = (
+    sentence = (
         f"A gap between groups (`{metric}`) beside accuracies on the test set, in percent. "
         if accuracies is OF_GROUPS
         else f"What attacks find (`{metric}`) beside accuracies on the test set. Clients' are means over clients: of the "
         "models as they receive them, which the thesis shows, and after local training. "
     ) + "In brackets 95 % intervals by Student's t over seeds. "
-    caption = said + caption_of(study.finished, names, study.moments, command=command)
+    caption = sentence + caption_of(study.finished, names, study.moments, command=command)
     return Tradeoff(study, accuracies, tuple(sorted(attacked)), tuple(settings), caption, tuple(dict.fromkeys(notes)))
 
 

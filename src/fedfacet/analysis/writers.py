@@ -68,7 +68,7 @@ class Table:
         return [[written(cell) for cell in line] for line in (self.columns, *self.rows)]
 
 
-def told_apart(columns: Sequence[str], rows: Sequence[Sequence[str | Marked]], names: int) -> dict[str, Any]:
+def distinguishing_columns(columns: Sequence[str], rows: Sequence[Sequence[str | Marked]], names: int) -> dict[str, Any]:
     """Return the columns of a table without those of its first ``names``, but the very first, in which all rows are alike."""
     kept = [0, *(place for place in range(1, names) if len({row[place] for row in rows}) > 1)]
     chosen = [*kept, *range(names, len(columns))]
@@ -82,9 +82,9 @@ def told_apart(columns: Sequence[str], rows: Sequence[Sequence[str | Marked]], n
 def to_markdown(table: Table) -> str:
     """Return a table, its caption and its notes as Markdown, and the tables that belong to it."""
     captions = dict.fromkeys([table.caption, *(other.caption for other in table.more)])
-    said = ["\n\n".join(captions), *([""] if table.notes else []), *(f"- Note: {note}" for note in table.notes)]
+    texts = ["\n\n".join(captions), *([""] if table.notes else []), *(f"- Note: {note}" for note in table.notes)]
     others = [part for other in table.more for part in (bars(other), "")]
-    return "\n".join([bars(table), "", *said, *(["", *others] if others else [""])])
+    return "\n".join([bars(table), "", *texts, *(["", *others] if others else [""])])
 
 
 def bars(table: Table) -> str:
@@ -105,19 +105,19 @@ def to_latex(table: Table) -> str:
     The command at the end of the caption has paths of this machine, so it stands in a comment.
     """
     grid = table.cells(latex_text, {"bold": r"\textbf{{{}}}", "underlined": r"\underline{{{}}}"})
-    said_first, _, command = table.caption.partition(f" {MADE_WITH} `")
+    first_text, _, command = table.caption.partition(f" {MADE_WITH} `")
     made = f"{MADE_WITH} `{command}" if command else ""
     # Empty braces come first where the line break or rule before the cell would take it for an argument.
     head, *lines = (("    {}" if line[0].startswith(("[", "*")) else "    ") + " & ".join(line) + r" \\" for line in grid)
-    said = [rf"  \par\smallskip{{\footnotesize Note: {latex_text(note)}}}" for note in table.notes]
+    texts = [rf"  \par\smallskip{{\footnotesize Note: {latex_text(note)}}}" for note in table.notes]
     sides = "l" * table.names + "r" * (len(grid[0]) - table.names)
     name = re.sub("[^a-z0-9]+", "-", table.label.lower()).strip("-")
     parts = (
         r"% Needs \usepackage{booktabs}.",
         *([f"% {' '.join(made.splitlines())}"] if made else []),
-        *(r"\begin{table}", r"  \centering", rf"  \caption{{{latex_text(said_first)}}}", rf"  \label{{tab:{name}}}"),
+        *(r"\begin{table}", r"  \centering", rf"  \caption{{{latex_text(first_text)}}}", rf"  \label{{tab:{name}}}"),
         *(rf"  \begin{{tabular}}{{{sides}}}", r"    \toprule", head, r"    \midrule", *lines),
-        *(r"    \bottomrule", r"  \end{tabular}", *said, r"\end{table}", ""),
+        *(r"    \bottomrule", r"  \end{tabular}", *texts, r"\end{table}", ""),
     )
     return "\n".join(parts)
 

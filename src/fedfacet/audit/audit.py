@@ -21,7 +21,7 @@ from fedfacet.clients.prediction import Predictions
 from fedfacet.data.dataset import Dataset
 from fedfacet.metrics.audited_epsilon import audited_of
 from fedfacet.metrics.group_counts import NAN
-from fedfacet.plots.figure import group_names
+from fedfacet.metrics.group_names import group_names
 from fedfacet.plots.roc import plot_exposure, plot_roc
 from fedfacet.runs.rerun import RoundAgain
 from fedfacet.storage.atomic_write import atomic_write, json_text
@@ -77,16 +77,20 @@ def audit(
         ValueError: if an attack lacks signals.
     """
     dataset = again.data.dataset
-    said: list[Predictions] = []  # of whole audit sets: members and others share batches, where batches matter
+    predictions: list[Predictions] = []  # of whole audit sets: members and others share batches, where batches matter
     successes: dict[str, list[Success]] = {name: [] for name in attacks}
     for number, victim in enumerate(victims):
-        said += again.federation.engine.predict(victim.model, [victim.audit_set.samples], victim.memory)
+        predictions += again.federation.engine.predict(victim.model, [victim.audit_set.samples], victim.memory)
         recorded = trajectories[number] if trajectories is not None else None
         pool = pools[number] if pools is not None else None
-        signals = signals_of(dataset, victim, said[-1], pool, recorded)  # of one victim at a time: they take S x n x Y floats
+        signals = signals_of(
+            dataset, victim, predictions[-1], pool, recorded
+        )  # of one victim at a time: they take S x n x Y floats
         for name, attack in attacks.items():
             successes[name].append(attacked(attack, signals, victim.audit_set))
-    rows = [row for name in attacks for row in _rows(name, victims, said, successes[name], dataset, threat_model, proven)]
+    rows = [
+        row for name in attacks for row in _rows(name, victims, predictions, successes[name], dataset, threat_model, proven)
+    ]
     slices = [row for name in attacks for row in _slices(name, victims, successes[name], dataset)]
     exposed = [row for name in attacks for row in _exposed(name, victims, successes[name], dataset)]
     return Audit(threat_model, victims, successes, rows, slices, exposed)
@@ -98,12 +102,12 @@ def needs_shadows(attacks: Mapping[str, Attack]) -> bool:
 
 
 def signals_of(
-    dataset: Dataset, victim: Victim, said: Predictions, pool: Pool | None, trajectories: Trajectories | None = None
+    dataset: Dataset, victim: Victim, predictions: Predictions, pool: Pool | None, trajectories: Trajectories | None = None
 ) -> Signals:
     """Return what an attacker sees of a victim's audit set."""
     own = victim.audit_set
     logits, members = pool.of(own.samples) if pool is not None else (None, None)
-    return own.signals(said.logits, dataset.y[own.samples], logits, members, trajectories)
+    return own.signals(predictions.logits, dataset.y[own.samples], logits, members, trajectories)
 
 
 def write_audit(audit: Audit, folder: Path) -> Path:
@@ -136,7 +140,7 @@ def write_audit(audit: Audit, folder: Path) -> Path:
 def _rows(
     name: str,
     victims: Sequence[Victim],
-    said: Sequence[Predictions],
+    predictions: Sequence[Predictions],
     successes: Sequence[Success],
     dataset: Dataset,
     threat_model: Mapping[str, Any],
@@ -145,8 +149,8 @@ def _rows(
     """Return a row per victim; and, of several, one of all comparisons within victims and one of means over victims."""
     rows: list[dict[str, Any]] = []
     delta, shared_others = threat_model["delta"], threat_model["others"] == "test"
-    for victim, told, success, epsilon in zip(victims, said, successes, proven, strict=True):
-        right, is_member = told.labels == dataset.y[victim.audit_set.samples], victim.audit_set.is_member
+    for victim, predicted, success, epsilon in zip(victims, predictions, successes, proven, strict=True):
+        right, is_member = predicted.labels == dataset.y[victim.audit_set.samples], victim.audit_set.is_member
         rows.append({
             "attack": name,
             "client": _name(victim),

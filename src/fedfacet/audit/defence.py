@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedfacet.audit.victims import KeepUpdates, Victim
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
 from fedfacet.mechanisms.privacy import DifferentialPrivacy

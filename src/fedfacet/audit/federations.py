@@ -32,7 +32,7 @@ class Federations:
     def __init__(self, runs: Sequence[Path], *, trust: Sequence[str] = ()) -> None:
         self.runs, self.trust = tuple(runs), tuple(trust)
         self._known: dict[Path, tuple[str, Mapping[str, Any]]] = {}
-        self._heard: dict[tuple[Path, int], tuple[str, dict[int | None, Pool]]] = {}
+        self._pools: dict[tuple[Path, int], tuple[str, dict[int | None, Pool]]] = {}
 
     def pools_for(
         self,
@@ -58,7 +58,7 @@ class Federations:
                 "Expected clients that hold out samples of their own for shadow.runs, but none does: train with "
                 "partition.local_holdout=0.5 and other partition.holdout_seed."
             )
-        heard: dict[Path, dict[int | None, Pool]] = {}
+        collected: dict[Path, dict[int | None, Pool]] = {}
         digests, differing = [], None
         for path in self.runs:
             if path.resolve() == run_dir.resolve():
@@ -72,18 +72,18 @@ class Federations:
             if (found := difference(again.settings, settings)) is not None:
                 differing = found
                 continue
-            if (path, again.round) not in self._heard:
+            if (path, again.round) not in self._pools:
                 with round_to_attack(path, again.round, trust=self.trust) as other:
-                    self._heard[path, again.round] = state.digest(other.federation.state.model), hear(other, victims_of(other))
-            digest, heard[path] = self._heard[path, again.round]
+                    self._pools[path, again.round] = state.digest(other.federation.state.model), hear(other, victims_of(other))
+            digest, collected[path] = self._pools[path, again.round]
             digests.append(digest[:12])
-        if len(heard) < 2:
+        if len(collected) < 2:
             of_others = f"; another's `{differing}` differs" if differing is not None else ""
             raise FedFacetError(
                 f"Expected 2 runs or more that differ from {run_dir} in seed and partition.holdout_seed alone, but got "
-                f"{len(heard)}{of_others}: train them, partition.holdout_seed=0,1,2,3,4,5,6,7 -m, say."
+                f"{len(collected)}{of_others}: train them, partition.holdout_seed=0,1,2,3,4,5,6,7 -m, say."
             )
-        return pools_of(heard, victims), {"models": len(heard), "federations": sorted(digests)}
+        return pools_of(collected, victims), {"models": len(collected), "federations": sorted(digests)}
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
@@ -104,7 +104,7 @@ def hear(again: RoundAgain[KeepUpdates], victims: Sequence[Victim]) -> dict[int 
         again: a round of the run.
         victims: as ``client_victims`` or ``server_victims`` return them.
     """
-    heard = {}
+    collected = {}
     data = again.data
     took_part = np.flatnonzero(np.asarray(again.federation.state.participation_counts) > 0).tolist()
     for victim in victims:
@@ -113,9 +113,9 @@ def hear(again: RoundAgain[KeepUpdates], victims: Sequence[Victim]) -> dict[int 
         members = np.concatenate([data.partition.indices[client] for client in trained_on])
         held_out = np.concatenate([data.local_holdout[client] for client in own])
         samples = np.unique(np.concatenate([members, held_out]))
-        (said,) = again.federation.engine.predict(victim.model, [samples], victim.memory)
-        heard[victim.client_id] = Pool(samples, np.isin(samples, members)[None], said.logits[None])
-    return heard
+        (predicted,) = again.federation.engine.predict(victim.model, [samples], victim.memory)
+        collected[victim.client_id] = Pool(samples, np.isin(samples, members)[None], predicted.logits[None])
+    return collected
 
 
 def pools_of(runs: Mapping[Path, Mapping[int | None, Pool]], victims: Sequence[Victim]) -> list[Pool]:
@@ -127,8 +127,8 @@ def pools_of(runs: Mapping[Path, Mapping[int | None, Pool]], victims: Sequence[V
     pools = []
     for victim in victims:
         found: list[Pool] = []
-        for path, heard in runs.items():
-            own = heard.get(victim.client_id)
+        for path, collected in runs.items():
+            own = collected.get(victim.client_id)
             if own is None or not np.isin(victim.audit_set.samples, own.samples).all():
                 raise FedFacetError(
                     f"Expected {path} to have a model of {_whose(victim)} on the same samples, some of them held out, but it "

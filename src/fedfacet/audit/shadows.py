@@ -19,7 +19,7 @@ from fedfacet import rng, state
 from fedfacet.analysis.audits import ATTACK_AGAIN
 from fedfacet.arguments import Declared, Whole
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.cores import num_cores
 from fedfacet.data.federated import FederatedData
 from fedfacet.engines.base import Engine
@@ -125,7 +125,7 @@ def train_pool(
     engine: Engine,
     folder: Path,
     facts: Mapping[str, Any],
-    told: Callable[[int, int], None] = lambda done, all: None,
+    report: Callable[[int, int], None] = lambda done, all: None,
 ) -> Pool:
     """Return the pool, trained as far as ``folder`` does not hold it yet.
 
@@ -141,7 +141,7 @@ def train_pool(
         engine: trains them; it is set up and closed here.
         folder: of all pools; each lies in a folder of its own, by what it depends on.
         facts: what else the pool depends on, JSON-able.
-        told: is told how many models of how many are done.
+        report: is called with how many models of how many are done.
 
     Raises:
         FedFacetError: if another process trains the same pool.
@@ -165,7 +165,7 @@ def train_pool(
             raise FedFacetError(f"Expected a pool that nobody else trains, but {holder} is at {own}: wait for it.")
         _check_key(own / _KEY_FILE, key)
         missing = [number for number in range(shadows.models) if not _file(own, number).exists()]
-        told(shadows.models - len(missing), shadows.models)
+        report(shadows.models - len(missing), shadows.models)
         if missing:
             parts = Partition(tuple(samples[chosen] for chosen in halves))
             engine.setup(shadow_clients(shadows, clients, fresh_model(0), parts))
@@ -173,7 +173,7 @@ def train_pool(
                 size = max(4, num_cores())
                 for start in range(0, len(missing), size):
                     _train(missing[start : start + size], shadows.seed, fresh_model, samples, engine, own)
-                    told(shadows.models - len(missing) + min(start + size, len(missing)), shadows.models)
+                    report(shadows.models - len(missing) + min(start + size, len(missing)), shadows.models)
     logits = np.stack([kept(_file(own, number), "logits", len(samples)) for number in range(shadows.models)])
     return Pool(samples, halves, logits)
 
@@ -203,12 +203,12 @@ def _train(
 ) -> None:
     """Train some models, and keep what they say of all samples."""
     for number, model in trained(engine, {number: weights_of(fresh_model(number)) for number in numbers}, seed):
-        (said,) = engine.predict(model, [samples])
-        if not np.isfinite(said.logits).all():
+        (predicted,) = engine.predict(model, [samples])
+        if not np.isfinite(predicted.logits).all():
             raise FedFacetError(
                 f"Expected finite logits of shadow model {number}, but it diverges: change shadow.epochs or shadow.batch_size."
             )
-        keep(_file(folder, number), "logits", said.logits)
+        keep(_file(folder, number), "logits", predicted.logits)
 
 
 def trained(

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from fedfacet.attacks import Scores, Trajectories, Trajectory, losses_of
 from fedfacet.audit.shadows import Shadows, alone, keep, kept, key_of, shadow_clients, trained, weights_of
 from fedfacet.audit.victims import KeepUpdates, Victim
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.engines.base import Engine
 from fedfacet.errors import FedFacetError
 from fedfacet.objectives.distillation import SAMPLES, TEACHER, DistillationObjective
@@ -77,7 +78,6 @@ def record(
     make_engine: Callable[[], Engine],
     folder: Path,
     facts: Mapping[str, Any],
-    told: Callable[[str], None] = lambda what: None,
 ) -> list[Trajectories]:
     """Return the trajectories of clients' models and of a shadow model for each.
 
@@ -94,7 +94,6 @@ def record(
         make_engine: makes the engine that trains them.
         folder: of all kept trajectories.
         facts: what else they depend on, JSON-able.
-        told: is told what begins.
 
     Raises:
         FedFacetError: if the server is attacked, or other clients have too few samples, or students diverge.
@@ -110,28 +109,28 @@ def record(
     partition = again.data.partition
     splits = {client_id: split_for(partition, client_id, attack.seed) for client_id in ids}
     starts = {client_id: weights_of(fresh_model(partition.num_clients + client_id)) for client_id in ids}
-    students = _Students(clients, attack, shadows, fresh_model(0), make_engine, splits, starts, told)
+    students = _Students(clients, attack, shadows, fresh_model(0), make_engine, splits, starts)
 
     files = {client_id: folder / _name_of(attack, shadows, clients, splits[client_id], facts) for client_id in ids}
     if missing := [client_id for client_id in ids if not files[client_id].exists()]:
-        told(f"trajectories: {len(missing)} shadow models")
+        print(f"trajectories: {len(missing)} shadow models", file=sys.stderr)
         judged = {client_id: splits[client_id].judged for client_id in missing}
         models = _shadow_models(clients, shadows, fresh_model, make_engine, splits, missing, attack.seed)
         own, teachers = {}, {}
         with contextlib.closing(make_engine()) as engine:
             engine.setup(shadow_clients(shadows, clients, fresh_model(0), partition))
             for client_id, model in models.items():
-                said, taught = engine.predict(model, [judged[client_id], splits[client_id].distilled])
-                own[client_id], teachers[client_id] = said.logits, taught.logits
+                predicted, taught = engine.predict(model, [judged[client_id], splits[client_id].distilled])
+                own[client_id], teachers[client_id] = predicted.logits, taught.logits
         for client_id, losses in students.losses(teachers, judged, own, whose="shadow models'").items():
             files[client_id].parent.mkdir(parents=True, exist_ok=True)
             keep(files[client_id], "losses", losses)
     own, teachers, judged = {}, {}, {}
     for client_id, victim in zip(ids, victims, strict=True):
         judged[client_id] = victim.audit_set.samples
-        (said,) = again.federation.engine.predict(victim.model, [victim.audit_set.samples], victim.memory)
+        (predicted,) = again.federation.engine.predict(victim.model, [victim.audit_set.samples], victim.memory)
         (taught,) = again.federation.engine.predict(victim.model, [splits[client_id].distilled], victim.memory)
-        own[client_id], teachers[client_id] = said.logits, taught.logits
+        own[client_id], teachers[client_id] = predicted.logits, taught.logits
     targets = students.losses(teachers, judged, own, whose="clients'")
     return [
         Trajectories(
@@ -155,7 +154,6 @@ class _Students:
         make_engine: makes the engine that trains them.
         splits: client -> whose samples the student learns on.
         starts: client -> the student's first weights.
-        told: is told what begins.
     """
 
     clients: Clients
@@ -165,7 +163,6 @@ class _Students:
     make_engine: Callable[[], Engine]
     splits: Mapping[int, Split]
     starts: Mapping[int, State]
-    told: Callable[[str], None]
 
     def losses(
         self,
@@ -196,11 +193,12 @@ class _Students:
         with contextlib.closing(self.make_engine()) as engine:
             engine.setup(self._learners(teachers))
             for epoch in range(1, self.attack.distill_epochs + 1):
-                self.told(f"trajectories: {whose} students, epoch {epoch} of {self.attack.distill_epochs}")
+                progress = f"trajectories: {whose} students, epoch {epoch} of {self.attack.distill_epochs}"
+                print(progress, file=sys.stderr)
                 for client_id, model in trained(engine, models, self.attack.seed, epoch, taught):
                     models[client_id] = model
-                    (said,) = engine.predict(model, [judged[client_id]])
-                    losses[client_id].append(losses_of(said.logits.astype(np.float64), labels[judged[client_id]]))
+                    (predicted,) = engine.predict(model, [judged[client_id]])
+                    losses[client_id].append(losses_of(predicted.logits.astype(np.float64), labels[judged[client_id]]))
         found = {}
         for client_id, of_student in losses.items():
             of_teacher = losses_of(own[client_id].astype(np.float64), labels[judged[client_id]])

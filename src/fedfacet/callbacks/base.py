@@ -25,6 +25,9 @@ class Callback:
     judges: ClassVar[Callable[..., str | None] | None] = None
     """``judges(self)`` returns what the server must know of samples of its own, as ``Aggregator.judges`` does."""
 
+    needs_logits: ClassVar[bool] = False
+    """Whether it asks the engine for predicted classes, which not every LightningModule of the user's own has."""
+
     measures_held_out_clients: ClassVar[bool] = False
     """Whether it measures the clients that never take part, where there are any."""
 
@@ -174,3 +177,30 @@ def _number(name: str, key: Any, value: Any) -> float:
     raise ValueError(
         f"Expected {name} to return numbers by name, but {key!r} is {type(value).__name__}: return one number for each name."
     )
+
+
+_COUNTERPARTS = {
+    "EarlyStopping": 'give the federation termination=fedfacet.termination.PlateauTermination(metric="val/acc")',
+    "ModelCheckpoint": "give the federation a `folder`, which keeps its checkpoints and model/best.safetensors",
+    "LearningRateMonitor": "leave it out, or log the learning rate in `training_step`",
+}
+_ANY = "a callback of Lightning's Trainer has no part in a round, so write `on_round_end` in a Callback, or leave it out"
+"""What to do in place of Lightning's callbacks, by class."""
+
+
+def check_callbacks(callbacks: Mapping[str, object]) -> None:
+    """Refuse what is no callback.
+
+    Args:
+        callbacks: by name.
+
+    Raises:
+        TypeError: naming it, and what does the same if it is one of Lightning's Trainer.
+    """
+    for name, callback in callbacks.items():
+        if not isinstance(callback, Callback):
+            kind = type(callback).__name__
+            raise TypeError(
+                f"Expected {name!r} of `callbacks` to be a fedfacet.callbacks.base.Callback, but got {kind}: "
+                f"{_COUNTERPARTS.get(kind, _ANY)}."
+            )

@@ -54,6 +54,8 @@ class ContributionIndex(Callback):
         ValueError: if a value is out of range.
     """
 
+    needs_logits = True
+
     needs_updates = True
 
     def __init__(

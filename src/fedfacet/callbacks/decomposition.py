@@ -33,6 +33,8 @@ class Decomposition(UpdatesMeasurement):
         A local model has its client's personal layers, the global model has none of them.
     """
 
+    needs_logits = True
+
     name = "decomposition"
 
     def __init__(self, *, data: FederatedData, every_n_rounds: int = 1) -> None:

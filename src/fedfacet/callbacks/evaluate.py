@@ -56,6 +56,7 @@ class Evaluate(Measurement):
     """
 
     name = "evaluate"
+    needs_logits = True
 
     data: FederatedData
     splits: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
@@ -88,6 +89,11 @@ class Evaluate(Measurement):
             for split, outcome in zip(self.splits, outcomes, strict=True)
             for name, value in self.read(outcome).items()
         }
+
+    @property
+    def metric_names(self) -> list[str]:
+        """What is measured of each split."""
+        return list(self.read(self._nothing))
 
     def read(self, outcome: Outcome) -> dict[str, float]:
         """Return all that is measured of an outcome, by name; NaN where it has no samples."""
@@ -132,8 +138,8 @@ class Evaluate(Measurement):
             shared_as = shared_as and (shared_as, "with memory")
         known = self._shared(federation) if shared_as else {}
         missing = [indices for indices in splits if (shared_as, id(indices)) not in known]
-        said = federation.engine.predict(model, missing, memory) if missing else []
-        for indices, predictions in zip(missing, said, strict=True):
+        predicted = federation.engine.predict(model, missing, memory) if missing else []
+        for indices, predictions in zip(missing, predicted, strict=True):
             known[shared_as, id(indices)] = indices, self._outcome(predictions, indices)
         return [known[shared_as, id(indices)][1] for indices in splits]
 

@@ -62,7 +62,7 @@ class Callbacks(Mechanism):
         if measuring:
             round.is_measured = lambda: any(part.is_due(round.federation, round.number) for part in measuring)
 
-    def heard(self, number: int, position: int, expected: int, phase: str) -> None:
+    def progress(self, number: int, position: int, expected: int, phase: str) -> None:
         """Tell them that a client is done."""
         for callback in self.callbacks.values():
             callback.on_client_end(number, position, expected, phase)

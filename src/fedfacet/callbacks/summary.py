@@ -100,7 +100,7 @@ class Summary(Callback):
             "best": self.best,
             **dict.fromkeys(TOTALS, 0),
             **self.totals,
-            **{one.slot: told for one in federation.mechanisms if (told := one.summary(federation.state))},
+            **{one.slot: entry for one in federation.mechanisms if (entry := one.summary(federation.state))},
             "model_digest": state.digest(model),
             **({"frozen_digest": federation.state.frozen_digest} if federation.state.frozen_digest else {}),
             "data_digest": federation.state.data_digest,

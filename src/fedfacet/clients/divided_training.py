@@ -1,17 +1,12 @@
-"""A client's training in pieces, which several processes may share, or of which a query takes the first: the same update."""
+"""A client's training between two of its steps, where another process takes it up, or where a query has left it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedfacet import rng, state
-from fedfacet.clients.optimizers import restore_optimizer
-from fedfacet.types import ClientTask, ClientUpdate, State
-
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import Clients, Training
+from fedfacet.types import ClientTask, State
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,44 +28,6 @@ class HalfTrained:
     generators: list[Tensor]
     loss_sum: float
     num_seen: int
-
-
-def train_part(
-    clients: "Clients",
-    begin: "Callable[[Clients, ClientTask], Training]",
-    task: ClientTask,
-    half: HalfTrained | None,
-    stop: int | None,
-) -> ClientUpdate | HalfTrained:
-    """Do a part of a client's training, from where it was put down or up to where it shall be.
-
-    Training may be put down after any step and taken up in another process; the update is that of ``Clients.train`` bit for
-    bit if the program is ``divisible``. ``begin`` makes a client's training. ``half`` is what an earlier part put down;
-    ``None`` to start. With ``stop`` the training is put down after so many steps, counted from the client's first, and what
-    there is so far is returned.
-    """
-    program = clients.program_of(task.broadcast.model)
-    if half is None and program.divisible:
-        half = clients.probed.find(task, clients.num_steps(task) if stop is None else stop)
-    with clients.forked(task):
-        training = begin(clients, task)
-        if half is not None:
-            for _ in range(half.num_steps):
-                next(training.batches)
-            training.step, training.num_seen, training.loss_sum = half.num_steps, half.num_seen, half.loss_sum
-            program.load(half.weights)
-            restore_optimizer(training.optimizer, half.optimizer)
-            rng.set_states(half.generators, clients.device)
-            if clients.draws_elsewhere:
-                rng.set_other_states(half.generators[-1])
-        training.take_steps(training.num_steps if stop is None else stop)
-        if stop is not None:
-            generators = rng.get_states(clients.device) + ([rng.get_other_states()] if clients.draws_elsewhere else [])
-            optimizer = training.optimizer.state_dict()["state"]
-            weights = state.clone(program.tensors)
-            return HalfTrained(stop, weights, optimizer, generators, training.loss_sum, training.num_seen)
-        update = training.finish()
-    return clients.transformed(update, task)
 
 
 class ProbedClients:

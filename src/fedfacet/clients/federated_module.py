@@ -1,18 +1,38 @@
-"""The module that a federation learns: its tensors by name, and who may borrow it."""
+"""The module that a federation learns: its tensors by name, its hooks, and its use by queries."""
 
+import contextlib
 import difflib
 import functools
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from enum import Enum
 
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 
 from fedfacet import state
+from fedfacet.builtin import is_builtin
+from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.hooks import ClientHooks, DataHooks, PredictHooks, client_hooks_of, federated_module
+from fedfacet.clients.own_module import OwnModule
 from fedfacet.derived import derived_of, other_names
-from fedfacet.types import State
+from fedfacet.types import ClientEnd, ClientStart, State
+
+
+class Logits(Enum):
+    """What ``forward`` returns.
+
+    Attributes:
+        PER_CLASS: a logit per class, shape (B, Y).
+        ONE: the logit of the second of two classes, shape (B,) or (B, 1). The first class has the logit 0.
+        NONE: something else, so that only the module itself can measure what it learns.
+    """
+
+    PER_CLASS = "per class"
+    ONE = "one"
+    NONE = "none"
 
 
 class FederatedModule:
@@ -34,7 +54,7 @@ class FederatedModule:
         self.frozen: State = {name: tensor for name, tensor in named.items() if not tensor.requires_grad}
         self.parameters: State = {name: named[name] for name in named if name not in self.frozen.keys() | aliases}
         # Where buffers are, not what: a forward pass may put a new tensor in the place of an old one.
-        self._places = [
+        self._buffer_slots = [
             (f"{prefix}.{key}" if prefix else key, module._buffers, key)
             for prefix, module in self.module.named_modules()
             for key, buffer in module._buffers.items()
@@ -50,7 +70,9 @@ class FederatedModule:
         self.client_hooks = client_hooks_of(objective)
         self.hooks = objective if isinstance(objective, ClientHooks) and self.client_hooks else None
         self.data_hooks = objective if isinstance(objective, DataHooks) else None
-        self.is_hooked = self.hooks is not None or self.data_hooks is not None
+        self.own = None if is_builtin(objective) else OwnModule(objective)
+        self.is_hooked = any(part is not None for part in (self.hooks, self.data_hooks, self.own))
+        self.logits = Logits.PER_CLASS
         self.predict_hooks = objective if isinstance(objective, PredictHooks) else None
         self.autocast = precision == "bf16-mixed"
         self._training: bool | None = None
@@ -71,11 +93,13 @@ class FederatedModule:
                     f"Expected the optimizer of {name} to have the module's own parameters, which are sent and saved, but it "
                     f"has another one, of shape {tuple(parameter.shape)}: make it an attribute of the module."
                 )
-        known = [*self.parameters, *(name for name, _, _ in self._places), *self.frozen, *self._followers]
+        known = [*self.parameters, *(name for name, _, _ in self._buffer_slots), *self.frozen, *self._followers]
         if unknown := sorted(self.personal - set(known)):
             alike = [one for one in known if one.startswith(f"{unknown[0]}.")] or difflib.get_close_matches(unknown[0], known)
-            told = ", ".join(map(repr, alike or known[:6]))
-            raise ValueError(f"Expected `personal` to name tensors of the model, but got {unknown[0]!r}: name some of {told}.")
+            suggested = ", ".join(map(repr, alike or known[:6]))
+            raise ValueError(
+                f"Expected `personal` to name tensors of the model, but got {unknown[0]!r}: name some of {suggested}."
+            )
         for one in self.derived:
             together = [one.source, *one.names]
             stays = [name for name in together if name in self.personal]
@@ -99,7 +123,9 @@ class FederatedModule:
     @property
     def divisible(self) -> bool:
         """Whether a client's training may be put down between two steps and taken up elsewhere."""
-        persistent = {name for name, _, _ in self._places}
+        persistent = {name for name, _, _ in self._buffer_slots}
+        if self.own is not None and not self.own.is_plain:
+            return False
         return all(name in persistent for name, _ in self.module.named_buffers()) and bool(
             getattr(self.objective, "divisible", False)
         )
@@ -108,18 +134,46 @@ class FederatedModule:
         """Tell whether a hook of the objective (``on_client_start``, say), or one that looks at the data, does anything."""
         return hook in self.client_hooks or self.data_hooks is not None
 
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate for a while, without gradients, and train again afterwards."""
+        self.objective.eval()
+        with torch.no_grad():
+            yield
+        self.objective.train()
+        self._training = True
+
+    def begin(self, start: ClientStart, data: ClientData, optimizer: Optimizer | None = None, batch_size: int = 1) -> None:
+        """Call the hooks before the first step of a client, whose weights are loaded; its optimizer may have schedulers."""
+        if self.own is not None:
+            self.own.begin(optimizer, start.lr_factor, -(-len(data) // batch_size))
+        if self.hooks is not None:
+            self.hooks.on_client_start(start)
+        if self.data_hooks is not None:
+            with self.evaluating():
+                self.data_hooks.before_steps(data.batches(), start.num_steps)
+
+    def end(self, end: ClientEnd, data: ClientData) -> tuple[State, State, dict[str, float]]:
+        """Return what a client sends beside its update, what it keeps, and what it has logged."""
+        if self.data_hooks is not None:
+            with self.evaluating():
+                self.data_hooks.after_steps(data.batches())
+        extras, memory = self.hooks.on_client_end(end) if self.hooks is not None else ({}, {})
+        return extras, memory, self.own.end() if self.own is not None else {}
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the client's model."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast):
-            return self.module(x) if self.predict_hooks is None else self.objective(x)  # type: ignore[no-any-return]
+            z: Tensor = self.module(x) if self.predict_hooks is None else self.objective(x)
+        return z if self.logits is not Logits.ONE else functional.pad(z.reshape(-1, 1), (1, 0))
 
-    def lend(self) -> nn.Module:
-        """Return the module to somebody who may do with it what they like."""
+    def expose(self) -> nn.Module:
+        """Return the module for any use; its mode is set anew before the next training."""
         self._training = None
         return self.module
 
-    def take_back(self) -> None:
-        """Train again what is trained, whatever somebody froze; weights and the mode are set anew anyway.
+    def restore_trainable(self) -> None:
+        """Make the trained parameters trainable again, after a query that may have frozen some.
 
         Raises:
             ValueError: if the module has other parameters now, which would not be trained.
@@ -128,8 +182,8 @@ class FederatedModule:
         for name, tensor in (self.parameters | self.frozen).items():
             if named.get(name) is not tensor:
                 raise ValueError(
-                    f"Expected a model with the parameters that it was lent with, but {name!r} is another one or gone: change "
-                    "`copy.deepcopy(context.model)`."
+                    f"Expected a model with the parameters that it had before the query, but {name!r} is another one or gone: "
+                    "change `copy.deepcopy(context.model)`."
                 )
             tensor.requires_grad_(name in self.parameters)
 

@@ -1,6 +1,5 @@
 """What an objective may offer to a client besides being a LightningModule; one without any of it trains all the same."""
 
-import inspect
 import logging
 import weakref
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ import lightning as L
 from torch import nn
 
 from fedfacet import state
+from fedfacet.clients.own_module import takes_number
 from fedfacet.types import Batch, ClientEnd, ClientStart, State
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def check_objective(objective: L.LightningModule) -> None:
     """Refuse an objective that a client cannot train, and warn of what its training leaves out.
 
     Raises:
-        ValueError: if it takes its optimizer's steps itself, or its ``training_step`` does not take a batch and a number.
+        ValueError: if it takes its optimizer's steps itself, or its ``training_step`` does not take a batch.
     """
     name = type(objective).__name__
     if not objective.automatic_optimization:
@@ -74,13 +74,7 @@ def check_objective(objective: L.LightningModule) -> None:
             f"Expected {name} to leave the optimizer's steps to the client, but it has automatic_optimization = False: return "
             "the loss from `training_step`, and say what clips or repeats steps by `local=`."
         )
-    try:
-        inspect.signature(objective.training_step).bind(object(), 0)
-    except TypeError:
-        raise ValueError(
-            f"Expected {name}.training_step to take a batch and the number of the step, but it does not: write "
-            "`def training_step(self, batch, batch_idx)`."
-        ) from None
+    takes_number(objective.training_step)
     own = [
         hook
         for hook in _UNCALLED.split()
@@ -92,26 +86,12 @@ def check_objective(objective: L.LightningModule) -> None:
             name,
             ", ".join(own),
         )
-    if _logs(objective):
-        log.warning("A client keeps nothing of what %s.training_step gives to self.log: measure it in a callback.", name)
-
-
-def _logs(objective: L.LightningModule) -> bool:
-    """Tell whether a training step of the user's own is seen to log; ours do so for a trainer alone."""
-    step = type(objective).training_step
-    if step.__module__.startswith("fedfacet."):
-        return False
-    try:
-        source = inspect.getsource(step)
-    except (OSError, TypeError):  # of a class that was written in a shell
-        return False
-    return "self.log(" in source or "self.log_dict(" in source
 
 
 _FIRST_WEIGHTS: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
 
-def tell_of_an_earlier_life(module: nn.Module) -> None:
+def warn_of_reuse(module: nn.Module) -> None:
     """Warn where a federation begins with what became of a module in an earlier one, whose clients trained in it."""
     digest = state.digest(module.state_dict())
     if _FIRST_WEIGHTS.setdefault(module, digest) != digest:

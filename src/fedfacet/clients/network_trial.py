@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,12 +13,12 @@ from torch.nn.parameter import is_lazy
 
 from fedfacet import rng, state
 from fedfacet.clients.carried_state import PlainAttributes, accumulated, same
+from fedfacet.clients.federated_module import Logits
+from fedfacet.clients.own_module import OwnModule, SkippedStepError, short_name
+from fedfacet.clients.trainer import Clients, ClientTrainer
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, State
-
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import Clients, ClientTrainer
 
 log = logging.getLogger(__name__)
 
@@ -91,11 +90,11 @@ def _overlap(named: State, trained: State) -> tuple[str, str] | None:
     return None
 
 
-def check_network(clients: "Clients", buffers: str) -> None:
+def check_network(clients: Clients, buffers: str) -> None:
     """Have a batch pass through the networks, and take a step, so that what cannot train is refused before it does.
 
-    A network that ends with a softmax trains, slowly and to worse numbers, and is warned of. An objective of somebody else's
-    may have a network that returns something else, as long as no callback measures it.
+    A network that ends with a softmax trains, slowly and to worse numbers, and is warned of. A LightningModule of the user's
+    own may have a network that returns something else, or none: then the module measures itself.
 
     Args:
         clients: whose networks are tried; no draw and no weight of theirs changes.
@@ -106,6 +105,11 @@ def check_network(clients: "Clients", buffers: str) -> None:
     """
     trial = _Trial(clients)
     classifies = isinstance(clients.objective, ClassificationObjective)
+    if classifies and clients.dataset.targets is not None:
+        raise ConfigError(
+            f"Expected classes for {type(clients.objective).__name__}, but the data have numbers to predict: give a "
+            "LightningModule whose `training_step` returns the loss."
+        )
     own = clients.partition.indices[0]
     samples = own[: min(clients.local.batch_size, _ENOUGH)] if len(own) > 1 else own[[0, 0]]
     batch = clients.dataset.batch(samples, clients.device, clients.memory_format)
@@ -115,13 +119,20 @@ def check_network(clients: "Clients", buffers: str) -> None:
             check_logits(z, clients.dataset.num_classes, name)
             if (z >= 0).all() and torch.allclose(z.sum(dim=1), z.new_ones(())):
                 log.warning("%s seems to return probabilities, but losses take logits: leave out its softmax.", name)
+    if clients.program.own is not None and not classifies:
+        for program in clients.programs:
+            with _unchanged(clients, program):
+                program.logits = _logits_of(clients, program, batch)
     hooked = clients.program.hooks is not None or clients.program.data_hooks is not None
     if clients.privacy is None and (classifies or not hooked):
         trial.take(buffers, batch if classifies else None)
+    if clients.program.own is not None:
+        with _unchanged(clients, clients.program):
+            _measure(clients.program, clients.program.own, batch)
 
 
 @contextlib.contextmanager
-def _unchanged(clients: "Clients", program: "ClientTrainer") -> Iterator[None]:
+def _unchanged(clients: Clients, program: ClientTrainer) -> Iterator[None]:
     """Draw the same numbers each time, and leave generators and weights as they were."""
     # Compiling for a trial would be for nothing.
     as_it_is = torch.compiler.set_stance("force_eager") if clients.compile else contextlib.nullcontext()
@@ -131,12 +142,14 @@ def _unchanged(clients: "Clients", program: "ClientTrainer") -> Iterator[None]:
         try:
             yield
         finally:
+            if program.own is not None:
+                program.own.logged.stop()
             program.load(before)  # a forward pass may count something in its buffers
             program.objective.zero_grad(set_to_none=True)
 
 
-def _predicted(program: "ClientTrainer", batch: Batch) -> Tensor:
-    with program.looking():
+def _predicted(program: ClientTrainer, batch: Batch) -> Tensor:
+    with program.evaluating():
         if program.predict_hooks is not None:
             program.predict_hooks.before_predict({})
         try:
@@ -147,15 +160,52 @@ def _predicted(program: "ClientTrainer", batch: Batch) -> Tensor:
             name, x = type(program.module).__name__, batch.x
             raise ConfigError(
                 f"Expected {name} to take inputs of shape {tuple(x.shape[1:])} and type {str(x.dtype).removeprefix('torch.')}, "
-                f"but it fails at them ({_told(error)}): fix its `forward`, or give it other inputs."
+                f"but it fails at them ({_fault_of(error)}): fix its `forward`, or give it other inputs."
             ) from error
 
 
-def _told(error: Exception) -> str:
+def _logits_of(clients: Clients, program: ClientTrainer, batch: Batch) -> Logits:
+    """Return what a module's ``forward`` gives for a batch."""
+    if clients.dataset.targets is not None:
+        return Logits.NONE
+    try:
+        with program.evaluating():
+            z: object = program.forward(batch.x)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return Logits.NONE
+    size, classes = len(batch.x), clients.dataset.num_classes
+    shape = tuple(z.shape) if isinstance(z, Tensor) else ()
+    if shape == (size, classes):
+        return Logits.PER_CLASS
+    return Logits.ONE if shape in ((size,), (size, 1)) and classes == 2 else Logits.NONE
+
+
+def _measure(program: ClientTrainer, own: OwnModule, batch: Batch) -> None:
+    """Have a module measure itself on a batch, and take note of the names.
+
+    Raises:
+        ConfigError: naming the step that fails.
+    """
+    for split, kind in own.measuring_steps.items():
+        with program.evaluating():
+            try:
+                own.measured[split] = tuple(own.epoch(kind, [batch]))
+            except (FedFacetError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                raise ConfigError(
+                    f"Expected {type(own.module).__name__}.{kind}_step to measure a batch of {len(batch.x)} samples, which is "
+                    f"x, y, a, but it fails at them ({_fault_of(error)}): fix it."
+                ) from error
+
+
+def _fault_of(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def smallest_batch(clients: "Clients") -> tuple[int, int]:
+def smallest_batch(clients: Clients) -> tuple[int, int]:
     """Return the client that has the smallest batch of all, and that batch's size."""
     local, sizes = clients.local, np.fromiter(map(len, clients.partition.indices), np.int64)
     rest = sizes % local.batch_size
@@ -168,7 +218,7 @@ def smallest_batch(clients: "Clients") -> tuple[int, int]:
 class _Trial:
     """A training step on the smallest batch that any client has, or two of them where a network may remember the first."""
 
-    def __init__(self, clients: "Clients") -> None:
+    def __init__(self, clients: Clients) -> None:
         self.clients, self.program = clients, clients.program
         self.name = type(self.program.module).__name__
         self.client_id, self.size = smallest_batch(clients)
@@ -185,9 +235,11 @@ class _Trial:
         Raises:
             ConfigError: naming what is wrong.
         """
+        if self.program.own is not None:
+            self._note_names(self.program.own)
         samples, last = self.clients.owned[self.client_id], self.clients.partition.indices[-1]
         number = min(self.size, _ENOUGH)
-        first, said = state.clone(self.program.buffers), self._said(seen)
+        first, output = state.clone(self.program.buffers), self._output(seen)
         loss, ended = self._stepped(samples[:number])
         if buffers == "average":
             self._check_buffers(first, ended)
@@ -197,11 +249,12 @@ class _Trial:
         if len(last) >= number:  # or the same batch twice may hide what is remembered of it
             self._stepped(last[-number:])
         again, _ = self._stepped(samples[:number])
-        twice, said_again = self.kept.now(), self._said(seen)
+        twice, output_again = self.kept.now(), self._output(seen)
         found = accumulated(once, twice)
         rounding = 0.0 if self.clients.device.type == "cpu" else 1e-3
         if found is None and not all(
-            torch.allclose(one, other, rounding, rounding, equal_nan=True) for one, other in ((loss, again), (said, said_again))
+            torch.allclose(one, other, rounding, rounding, equal_nan=True)
+            for one, other in ((loss, again), (output, output_again))
         ):
             changed = (name for name in once if name not in self.before or not same(self.before[name], once[name]))
             found = next(changed, "")
@@ -213,7 +266,15 @@ class _Trial:
                 "to the next: make it a buffer by `register_buffer`, or leave it out."
             )
 
-    def _said(self, seen: Batch | None) -> Tensor:
+    def _note_names(self, own: OwnModule) -> None:
+        """Take note of what a module's training step logs."""
+        samples = self.clients.owned[self.client_id][: min(self.size, _ENOUGH)]
+        with _unchanged(self.clients, self.program):
+            own.logged.start()
+            self._step(samples)
+            own.train_names = tuple(map(short_name, own.logged.take()))
+
+    def _output(self, seen: Batch | None) -> Tensor:
         """Return what the network says of some samples in eval mode."""
         if seen is None or not self.kept.are_seen:
             return torch.zeros(())
@@ -231,12 +292,14 @@ class _Trial:
         except (FedFacetError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            told = _told(error)
+            fault = _fault_of(error)
             if len(samples) == 1 and self._trains_on(samples[[0, 0]]):
-                self._refuse_one(told)
+                self._refuse_one(fault)
+            remedy = "fix its `forward`, or the loss"
+            if self.program.own is not None and not isinstance(self.program.objective, ClassificationObjective):
+                remedy = "fix its `training_step`, to which a batch is x, y, a"
             raise ConfigError(
-                f"Expected {self.name} to train on a batch of {len(samples)} samples, but it fails at them ({told}): fix its "
-                "`forward`, or the loss."
+                f"Expected {self.name} to train on a batch of {len(samples)} samples, but it fails at them ({fault}): {remedy}."
             ) from error
 
     def _trains_on(self, samples: NDArray[np.int64]) -> bool:
@@ -246,12 +309,12 @@ class _Trial:
             return False
         return True
 
-    def _refuse_one(self, told: str) -> None:
+    def _refuse_one(self, fault: str) -> None:
         local, number = self.clients.local, len(self.clients.owned[self.client_id])
         alone = "its only one" if number == 1 else "left over for a batch by itself"
         raise ConfigError(
             f"Expected batches that {self.name} can train on, but one of client {self.client_id}'s {number} samples is {alone} "
-            f"with local.batch_size={local.batch_size}, at which it fails ({told}): give clients at least two samples, choose "
+            f"with local.batch_size={local.batch_size}, at which it fails ({fault}): give clients at least two samples, choose "
             "another `local.batch_size`, or a network without batch normalisation."
         )
 
@@ -264,7 +327,10 @@ class _Trial:
             check_logits(z, clients.dataset.num_classes, self.name)
             loss = objective.loss(z, batch)
         else:
-            loss = program.step(batch, 0)
+            try:
+                loss = program.step(batch, 0)
+            except SkippedStepError:
+                return torch.zeros(())
         if not loss.requires_grad:
             raise ConfigError(
                 f"Expected a loss that the weights of {self.name} have a part in, but it has no gradient: leave out what "

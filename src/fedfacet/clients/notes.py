@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import lightning as L
 from torch import Tensor, nn
 
-OF_MODULES = frozenset({*vars(nn.Module()), *vars(L.LightningModule())})
+OF_MODULES = frozenset({*vars(nn.Module()), *vars(L.LightningModule()), "log"})
 """Attributes of every module, which say nothing about a client."""
 
 _VALUES = (Tensor, bool, int, float, str, bytes, type(None))

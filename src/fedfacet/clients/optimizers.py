@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from fedfacet import state
+from fedfacet.clients.own_module import configured
 from fedfacet.types import State
 
 _PREFIX = "optimizer|"
@@ -20,16 +21,9 @@ def single_optimizer(objective: L.LightningModule) -> Optimizer:
     """Return the optimizer of an objective that has exactly one.
 
     Raises:
-        ValueError: if ``configure_optimizers`` returns anything else.
+        ValueError: if ``configure_optimizers`` returns none or several.
     """
-    optimizer = objective.configure_optimizers()
-    if not isinstance(optimizer, Optimizer):
-        raise ValueError(
-            f"Expected {type(objective).__name__}.configure_optimizers to return one optimizer, but got "
-            f"{type(optimizer).__name__}: return the optimizer itself. Schedulers and several optimizers have no meaning "
-            "within a client's round."
-        )
-    return optimizer
+    return configured(objective)[0]
 
 
 def bare_step_of(optimizer: Optimizer) -> tuple[Callable[[], object], Sequence[object]]:

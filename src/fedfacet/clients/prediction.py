@@ -1,7 +1,7 @@
 """What a model says of samples, what of that is right, and how far its head is from where samples would have it."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,20 +13,17 @@ from fedfacet import rng
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.network_trial import check_logits
 from fedfacet.clients.personal_memory import own_model
+from fedfacet.clients.trainer import Clients
 from fedfacet.data.dataset import Dataset
 from fedfacet.derived import derive
 from fedfacet.metrics.group_counts import GroupCounts
 from fedfacet.types import State
 
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import Clients
-
-
 _MIXED = 128
 
 
 class Predictions(NamedTuple):
-    """What a model says of some samples; parts of a split go together again by concatenation.
+    """What a model says of some samples.
 
     Attributes:
         labels: predicted classes, shape (n,), int64.
@@ -38,8 +35,13 @@ class Predictions(NamedTuple):
     losses: NDArray[np.float32]
     logits: NDArray[np.float32]
 
+    @classmethod
+    def joined(cls, parts: Iterable["Predictions"]) -> "Predictions":
+        """Return those of several parts, one after another."""
+        return cls(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
-def predict(clients: "Clients", model: State, splits: Iterable[NDArray[np.int64]], memory: State) -> Predictions:
+
+def predict(clients: Clients, model: State, splits: Iterable[NDArray[np.int64]], memory: State | None = None) -> Predictions:
     """Return what a model says of the samples of all splits, one after another, in eval mode and without gradients.
 
     No batch holds samples of two splits. The client whose ``memory`` it is may have layers of its own, which take their
@@ -48,23 +50,23 @@ def predict(clients: "Clients", model: State, splits: Iterable[NDArray[np.int64]
     Raises:
         ConfigError: if the model does not return a logit per class.
     """
-    program = clients.program_of(model)
+    program, memory = clients.program_of(model), memory or {}
     weights = own_model(model, memory)
     program.load(derive(weights, program.derived) if program.derived else weights)  # a client's own lacks what follows
     program.train(False)
     if program.predict_hooks is not None:
         program.predict_hooks.before_predict(memory)
-    said: list[tuple[Tensor, Tensor, Tensor]] = []
+    outputs: list[tuple[Tensor, Tensor, Tensor]] = []
     with torch.inference_mode():
         for indices in splits:
             for batch in ClientData(clients.dataset, indices, clients.device, clients.memory_format).batches():
                 z = program.forward(batch.x)
                 check_logits(z, clients.dataset.num_classes, type(program.module).__name__)
-                said.append((z.argmax(dim=1), functional.cross_entropy(z, batch.y, reduction="none").float(), z.float()))
-        if not said:
+                outputs.append((z.argmax(dim=1), functional.cross_entropy(z, batch.y, reduction="none").float(), z.float()))
+        if not outputs:
             nothing = np.empty((0, clients.dataset.num_classes), np.float32)
             return Predictions(np.empty(0, np.int64), np.empty(0, np.float32), nothing)
-        labels, losses, logits = (torch.cat(parts).cpu().numpy() for parts in zip(*said, strict=True))
+        labels, losses, logits = (torch.cat(parts).cpu().numpy() for parts in zip(*outputs, strict=True))
         return Predictions(labels, losses, logits)
 
 
@@ -88,14 +90,14 @@ def predict_mixed(
         predict: returns the predictions for some batches, one after another.
         splits: as positions of samples.
     """
-    said = []
+    outputs = []
     for indices in splits:
         order = rng.stream(0, "prediction-order", len(indices)).permutation(len(indices))
         batches = np.array_split(indices[order], max(1, -(-len(indices) // _MIXED)))
         back = np.argsort(order)
         labels, losses, logits = predict(batches)
-        said.append(Predictions(labels[back], losses[back], logits[back]))
-    return said
+        outputs.append(Predictions(labels[back], losses[back], logits[back]))
+    return outputs
 
 
 def count(dataset: Dataset, predictions: Predictions, indices: NDArray[np.int64]) -> GroupCounts:
@@ -113,7 +115,7 @@ def network_with_head(module: nn.Module) -> Any:
     return None
 
 
-def head_gradients(clients: "Clients", model: State, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+def head_gradients(clients: Clients, model: State, indices: NDArray[np.int64]) -> NDArray[np.float64]:
     r"""Return the squared norms :math:`\|\partial L_c / \partial W_c\|^2` of a head's rows, shape (Y,), in eval mode.
 
     :math:`L_c` is the mean cross entropy of the samples of class c, and its gradient the mean of :math:`(p_c(x) - 1) \, h(x)`

@@ -1,19 +1,16 @@
 """The gradients of DP-SGD: sample by sample, clipped, summed and noised."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedfacet.clients.federated_module import FederatedModule
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.privacy.dp_sgd import DPSGD
 from fedfacet.types import Batch, State
-
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import ClientTrainer
 
 _FLOATS_AT_ONCE = 2**26
 """Of samples' gradients, a quarter of a gigabyte; a fixed number, since the order of a sum decides its last bits."""
@@ -27,7 +24,7 @@ class PrivateGradients:
         privacy: how gradients are clipped and noised.
     """
 
-    def __init__(self, program: "ClientTrainer", privacy: DPSGD) -> None:
+    def __init__(self, program: FederatedModule, privacy: DPSGD) -> None:
         assert isinstance(program.objective, ClassificationObjective)
         self._objective, self._autocast, self._privacy = program.objective, program.autocast, privacy
         named = program.objective.model.named_parameters()  # tied ones under one name

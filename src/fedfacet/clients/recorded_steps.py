@@ -29,7 +29,7 @@ def complaint(error: Exception) -> str:
 class StepNumber(int):
     """The number of a step that is being recorded, which a replay would not change: a step must not look at it."""
 
-    _looked = False
+    _used = False
 
     @classmethod
     @contextlib.contextmanager
@@ -41,16 +41,16 @@ class StepNumber(int):
         """
         number = cls(0)
         yield number
-        if number._looked:
+        if number._used:
             raise CannotRecordError("Expected a `training_step` that does not use its `batch_idx`, but it does")
 
 
-def _looking(name: str) -> Callable[..., Any]:
-    def look(self: StepNumber, *others: Any) -> Any:
-        self._looked = True
+def _noting_use(name: str) -> Callable[..., Any]:
+    def use(self: StepNumber, *others: Any) -> Any:
+        self._used = True
         return getattr(int, name)(self, *others)
 
-    return look
+    return use
 
 
 _READING = (
@@ -58,7 +58,7 @@ _READING = (
     *("pow", "neg", "bool", "int", "index", "float", "str", "format"),
 )
 for _name in _READING:
-    setattr(StepNumber, f"__{_name}__", _looking(f"__{_name}__"))
+    setattr(StepNumber, f"__{_name}__", _noting_use(f"__{_name}__"))
 
 
 class _Recorded(NamedTuple):

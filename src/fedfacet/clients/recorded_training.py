@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from fedfacet.clients.notes import NOTHING, notes_of
 from fedfacet.clients.optimizers import kept_optimizer, restore_optimizer, settings_of, single_optimizer
-from fedfacet.clients.program import Clients, Training
 from fedfacet.clients.recorded_steps import CannotRecordError, RecordedSteps, StepNumber, can_record
+from fedfacet.clients.trainer import Clients, Training
 from fedfacet.clients.vectorized_stack import can_stand_still, obstacle
 from fedfacet.types import Batch, ClientTask, ClientUpdate
 

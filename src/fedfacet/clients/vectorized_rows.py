@@ -12,7 +12,7 @@ from fedfacet.clients.divided_training import same_tensors
 from fedfacet.clients.notes import NOTHING, Notes, notes_of
 from fedfacet.clients.optimizers import single_optimizer
 from fedfacet.clients.personal_memory import own_model, to_keep
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.clients.vectorized_stack import CannotStackError
 from fedfacet.types import ClientEnd, ClientStart, ClientTask, State
 
@@ -90,7 +90,7 @@ class Rows:
             with torch.no_grad():
                 torch._foreach_copy_([program.tensors[name] for name in ended], list(ended.values()))
             end = ClientEnd(delta, row.num_steps, lr, step_weight)
-            extras, memory = program.end(end, self.clients.data(row.task.client_id))
+            extras, memory, _ = program.end(end, self.clients.data(row.task.client_id))
         if program.personal:
             memory = memory | to_keep(ended, program.personal)
         return extras, memory

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, optim
 
 from fedfacet.clients.optimizers import settings_of
-from fedfacet.clients.program import Clients
 from fedfacet.clients.recorded_steps import CannotRecordError, RecordedSteps, StepNumber
+from fedfacet.clients.trainer import Clients
 
 log = logging.getLogger(__name__)
 

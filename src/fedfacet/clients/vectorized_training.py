@@ -21,9 +21,9 @@ from torch.func import functional_call
 from fedfacet import rng, state
 from fedfacet.clients.notes import NOTHING, notes_of
 from fedfacet.clients.optimizers import single_optimizer
-from fedfacet.clients.program import Clients
 from fedfacet.clients.recorded_steps import can_record
 from fedfacet.clients.resident_model import on_cpu
+from fedfacet.clients.trainer import Clients
 from fedfacet.clients.vectorized_layers import Draw, Recording, Replaying
 from fedfacet.clients.vectorized_rows import Row, Rows
 from fedfacet.clients.vectorized_stack import CannotStackError, Group, RecordedStacks, Stack, can_stand_still, repeated

@@ -17,7 +17,7 @@ def is_answered(argv: Sequence[str], name: str, usage: str) -> bool:
         print(f"fedfacet {__version__}")
         return True
     if {"-h", "--help"} & set(argv):
-        from fedfacet.analysis.terminal import print_usage
+        from fedfacet.terminal import print_usage
 
         print_usage(usage.format(command=called(name)))
         return True

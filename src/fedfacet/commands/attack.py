@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.analysis.terminal import TextTable, Told, run_command
+from fedfacet.analysis.writers import Table
 from fedfacet.commands import called
+from fedfacet.commands.output import Output, run_command
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
 from fedfacet.moved import FORMER
 from fedfacet.waiting import waiting
@@ -65,10 +66,10 @@ _HOW_TO_READ = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Attack the runs; return the exit status."""
-    return run_command(tell, lambda: USAGE.format(command=called("attack")), argv)
+    return run_command(attack_runs, lambda: USAGE.format(command=called("attack")), argv)
 
 
-def tell(argv: Sequence[str]) -> Told:
+def attack_runs(argv: Sequence[str]) -> Output:
     """Attack the runs that ``run=`` names, one after another, and return what to print.
 
     Raises:
@@ -118,7 +119,7 @@ def tell(argv: Sequence[str]) -> Told:
     if not found:
         raise errors[0]
     data = found[0] if len(found) == 1 else found
-    return Told(config.output, data, tables, figures, [_HOW_TO_READ, *remarks], list(map(str, errors)))
+    return Output(config.output, data, tables, figures, [_HOW_TO_READ, *remarks], list(map(str, errors)))
 
 
 def attack_run(
@@ -208,9 +209,9 @@ def epsilons_in_words(rows: Sequence[Mapping[str, Any]], delta: float) -> list[s
     over = {row["attack"]: row for row in rows if row["client"] != "mean"}  # the line of all victims comes after theirs
     refuted = [(name, row["epsilon_audited"]) for name, row in over.items() if row["epsilon_audited"] == row["epsilon_audited"]]
     proven = next(iter(over.values()))["epsilon_proven"]
-    said = [f"{name} refutes any smaller than {epsilon:.2f}" for name, epsilon in refuted]
-    said += [f"noise proves {proven:.2f}"] if proven == proven else []
-    return [f"epsilon, at delta {delta:g}: {'; '.join(said)}."] if said else []
+    sentences = [f"{name} refutes any smaller than {epsilon:.2f}" for name, epsilon in refuted]
+    sentences += [f"noise proves {proven:.2f}"] if proven == proven else []
+    return [f"epsilon, at delta {delta:g}: {'; '.join(sentences)}."] if sentences else []
 
 
 def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Shadows", source: str) -> "Pool":
@@ -228,7 +229,7 @@ def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Sh
             engine=make(config.engine),
             folder=Path(config.paths.log_dir) / "attack" / "shadows",
             facts=_facts(again),
-            told=lambda done, all: print(f"shadow models: {done} of {all}", file=sys.stderr),
+            report=lambda done, all: print(f"shadow models: {done} of {all}", file=sys.stderr),
         )
 
 
@@ -258,7 +259,6 @@ def trajectories_of(
             make_engine=lambda: make(config.engine),
             folder=Path(config.paths.log_dir) / "attack" / "trajectories",
             facts=_facts(again),
-            told=lambda what: print(what, file=sys.stderr),
         )
 
 
@@ -338,7 +338,7 @@ def sentence_of(threat_model: Mapping[str, Any]) -> str:
     return f"round {threat_model['round']}: {whose} {moment[threat_model['moment']]}, logits alone{known}; others: {others}"
 
 
-def table_of(title: str, rows: Sequence[Mapping[str, Any]]) -> TextTable:
+def table_of(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a line per attack: the AUC over all victims, and the means of what is told at single thresholds."""
     attacks = dict.fromkeys(row["attack"] for row in rows)
     by_client = {(row["attack"], row["client"]): row for row in rows}
@@ -360,4 +360,4 @@ def table_of(title: str, rows: Sequence[Mapping[str, Any]]) -> TextTable:
             cell(mean["advantage"]),
             cell(mean["tpr_at_0.01"]),
         ])  # fmt: skip
-    return TextTable(title, _HEADS, lines)
+    return Table(title, _HEADS, lines)

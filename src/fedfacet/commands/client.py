@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedfacet.commands import is_answered
-from fedfacet.entry import sentence_of, tell_error
+from fedfacet.entry import print_error, sentence_of
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError
 from fedfacet.waiting import waiting
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"Expected one of {', '.join(commands)}, but got {argv[0]!r}: see `--help`.")
         return commands[argv[0]](argv[1:])
     except (FedFacetError, ValueError, TypeError) as error:
-        tell_error(sentence_of(error))
+        print_error(sentence_of(error))
         return 2
 
 
@@ -94,14 +94,14 @@ def _verify(argv: Sequence[str]) -> int:
         raise CheckpointError(f"Expected round {round} in the journal, but it has {len(lines)} rounds: give one of them.")
     client_id, messages = messages_of(settings, given["client"], round, lines[round]["run"])
     digests: list[str] = [site.digest_of_answer(message) for message in messages]
-    said = lines[round]["update_digests"].get(str(client_id))
-    if said is None:
+    digest = lines[round]["update_digests"].get(str(client_id))
+    if digest is None:
         raise CheckpointError(f"Expected an update of {given['client']} in round {round} of the journal, but it has none.")
-    if digests[-1] != said:
+    if digests[-1] != digest:
         raise CheckpointError(
-            f"Expected the update {said} of the journal, but it comes to {digests[-1]} here: one of both is not the round's."
+            f"Expected the update {digest} of the journal, but it comes to {digests[-1]} here: one of both is not the round's."
         )
-    print(f"The update of {given['client']} in round {round} is the one that the server has written down, {said}")
+    print(f"The update of {given['client']} in round {round} is the one that the server has written down, {digest}")
     return 0
 
 

@@ -5,8 +5,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
-from fedfacet.analysis.terminal import Told, run_command
 from fedfacet.commands import called
+from fedfacet.commands.output import Output, run_command
 from fedfacet.errors import ConfigError
 from fedfacet.waiting import waiting
 
@@ -52,10 +52,10 @@ example: {command} partition=gsc simulate.selector=feddiverse
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the description; return the exit status."""
-    return run_command(tell, usage, argv)
+    return run_command(describe, usage, argv)
 
 
-def tell(argv: Sequence[str]) -> Told:
+def describe(argv: Sequence[str]) -> Output:
     """Return what the command that is asked for has to say.
 
     Raises:
@@ -76,8 +76,8 @@ def tell(argv: Sequence[str]) -> Told:
     else:
         topic, options = "federations", argv
     with waiting("loads libraries and data"):
-        told: Told = import_module(f"fedfacet.commands.describe_{topic}").tell(options)  # late, because --help need not wait
-    return told
+        result: Output = import_module(f"fedfacet.commands.describe_{topic}").run(options)  # late, because --help need not wait
+    return result
 
 
 def usage() -> str:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedfacet.analysis.runs import find_runs
-from fedfacet.analysis.terminal import Told
+from fedfacet.commands.output import Output
 from fedfacet.errors import ConfigError
 from fedfacet.papers.fedld.decomposition import describe_decompositions, plot_decompositions, remarks_on, tables_of
 from fedfacet.runs.rerun import decompose_round
 
 
-def tell(options: Sequence[str]) -> Told:
+def run(options: Sequence[str]) -> Output:
     """Run the round again in each run, and draw the terms of its loss."""
     given = dict(option.partition("=")[::2] for option in options)
     round, output = given.get("round"), given.get("output", "text")
@@ -31,4 +31,4 @@ def tell(options: Sequence[str]) -> Told:
         for run in runs
         if (personal := run.setting("personal")) not in (None, "null", "none")
     ]
-    return Told(output, described, tables_of(described), [figure], [*remarks_on(described), *own])
+    return Output(output, described, tables_of(described), [figure], [*remarks_on(described), *own])

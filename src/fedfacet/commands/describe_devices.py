@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fedfacet.analysis.terminal import TextTable, Told
+from fedfacet.analysis.writers import Table
 from fedfacet.build import build, settle
 from fedfacet.clock import Clock
 from fedfacet.commands import output_of
+from fedfacet.commands.output import Output
 from fedfacet.config import compose_job
 from fedfacet.errors import ConfigError
 from fedfacet.mechanisms.devices import SimulatedDevices
@@ -18,7 +19,7 @@ _FEW = 24  # clients that are listed one by one
 _TIMES = 12  # of a period at which clients on-line are counted
 
 
-def tell(options: Sequence[str]) -> Told:
+def run(options: Sequence[str]) -> Output:
     """Return what a round takes every client, without jitter.
 
     Raises:
@@ -32,8 +33,8 @@ def tell(options: Sequence[str]) -> Told:
         raise ConfigError(
             "Expected clients with devices, but devices=none has none: choose devices=lognormal or another option."
         )
-    told = described(devices.clock)
-    return Told(output, told, tables_of(told))
+    facts = described(devices.clock)
+    return Output(output, facts, tables_of(facts))
 
 
 def described(clock: Clock) -> dict[str, Any]:
@@ -65,12 +66,12 @@ def described(clock: Clock) -> dict[str, Any]:
     }
 
 
-def tables_of(told: dict[str, Any]) -> list[TextTable]:
+def tables_of(facts: dict[str, Any]) -> list[Table]:
     """Return the tables that the description fits into."""
-    spread, clients = told["seconds"], told["clients"]
+    spread, clients = facts["seconds"], facts["clients"]
     late = sum(client["late"] for client in clients)
     deadline = (
-        "" if told["deadline"] is None else f"; {late} of {len(clients)} would be later than {told['deadline']:g} seconds"
+        "" if facts["deadline"] is None else f"; {late} of {len(clients)} would be later than {facts['deadline']:g} seconds"
     )
     rows = [
         [name, *(f"{one[which]:.4g}" for which in ("fastest", "median", "slowest")), f"{one['slowest'] / one['fastest']:.3g}"]
@@ -80,12 +81,12 @@ def tables_of(told: dict[str, Any]) -> list[TextTable]:
     shown = shown if len(shown) <= _FEW else [*shown[: _FEW // 2], *shown[-_FEW // 2 :]]
     title = f"Clients from the fastest to the slowest{'' if len(shown) == len(clients) else ', both ends'}"
     tables = [
-        TextTable(
+        Table(
             f"Seconds of a round of {len(clients)} clients, without jitter{deadline}",
             ["part", "fastest", "median", "slowest", "slowest / fastest"],
             rows,
         ),
-        TextTable(
+        Table(
             title,
             ["client", "samples", "download", "compute", "upload", "round", "late", "joules", "on-line"],
             [
@@ -101,9 +102,9 @@ def tables_of(told: dict[str, Any]) -> list[TextTable]:
             ],
         ),
     ]
-    if told["hours"]:
+    if facts["hours"]:
         columns = ["hour", "clients on-line"]
-        tables.append(TextTable("When clients are on-line", columns, [[f"{hour:g}", str(n)] for hour, n in told["hours"]]))
+        tables.append(Table("When clients are on-line", columns, [[f"{hour:g}", str(n)] for hour, n in facts["hours"]]))
     return tables
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from fedfacet.analysis.terminal import TextTable, Told
+from fedfacet.analysis.writers import Table
 from fedfacet.build import build, load_data, settle
 from fedfacet.commands import output_of
+from fedfacet.commands.output import Output
 from fedfacet.config import compose_job, make
 from fedfacet.errors import ConfigError
 from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, read_triplets, write_triplets
@@ -17,7 +18,7 @@ from fedfacet.plots.triplets import plot_estimation
 from fedfacet.types import Broadcast, ClientTask
 
 
-def tell(options: Sequence[str]) -> Told:
+def run(options: Sequence[str]) -> Output:
     """Measure how far the triplets that clients disclosed are from the truth, and draw it."""
     output, options = output_of(options)
     runs = [option.removeprefix("run=") for option in options if option.startswith("run=")]
@@ -38,7 +39,7 @@ def tell(options: Sequence[str]) -> Told:
     # JSON knows no NaN, which a correlation with a constant is.
     error["correlation"] = {name: None if value != value else value for name, value in error["correlation"].items()}
     plot_estimation(triplets, folder / "heterogeneity.png")
-    return Told(output, error, tables_of(error), [folder / "heterogeneity.png"])
+    return Output(output, error, tables_of(error), [folder / "heterogeneity.png"])
 
 
 def estimate_triplets(config: DictConfig, run_dir: Path) -> Triplets:
@@ -56,10 +57,10 @@ def estimate_triplets(config: DictConfig, run_dir: Path) -> Triplets:
     return Triplets.of([matrix.triplet for matrix in load_data(config).matrices], answers)
 
 
-def tables_of(error: Mapping[str, Any]) -> list[TextTable]:
+def tables_of(error: Mapping[str, Any]) -> list[Table]:
     """Return the table that shows what ``measure_estimation`` returned, with ``None`` instead of NaN."""
     return [
-        TextTable(
+        Table(
             f"What {error['clients']} clients say of their heterogeneity: {error['distance_mean']:.3f} from the truth on "
             f"average, {error['distance_max']:.3f} at most",
             ["measure", "mean absolute error", "correlation"],

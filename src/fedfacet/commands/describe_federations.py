@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from fedfacet.analysis.description import describe_feasibility, describe_federation, simulate_selection, tables_of
-from fedfacet.analysis.terminal import Told
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
+from fedfacet.commands.output import Output
 from fedfacet.config import compose_job, make
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
@@ -24,14 +24,14 @@ _DEALT = ("dataset", "partition", "smoke", "server_data")
 _NOT_DEALT = re.compile(r"[+~]*(output|simulate|selector)\b")
 
 
-def tell(argv: Sequence[str]) -> Told:
+def run(argv: Sequence[str]) -> Output:
     """Describe the federations that the overrides name, and draw them."""
     configs = [composed(overrides) for overrides in one_by_one(selector_overrides(argv))]
     output = configs[0].output
     if output not in ("text", "json"):
         raise ConfigError(f"Expected `output` to be text or json, but got {output!r}: choose one of them.")
     description, figures = describe(configs)
-    return Told(output, description, tables_of(description), figures)
+    return Output(output, description, tables_of(description), figures)
 
 
 def selector_overrides(overrides: Iterable[str]) -> list[str]:

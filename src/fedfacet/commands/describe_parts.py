@@ -10,9 +10,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedfacet import state
-from fedfacet.analysis.terminal import TextTable, Told
+from fedfacet.analysis.writers import Table
 from fedfacet.build import build, settle
 from fedfacet.commands import output_of
+from fedfacet.commands.output import Output
 from fedfacet.config import compose_job
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
@@ -24,7 +25,7 @@ _ROUNDS = 16  # q^2 rounds of q = 2 and 4 blocks
 _FEW = 12
 
 
-def tell(options: Sequence[str]) -> Told:
+def run(options: Sequence[str]) -> Output:
     """Return what every client would be sent, and how many clients hold which entries.
 
     Raises:
@@ -56,8 +57,8 @@ def tell(options: Sequence[str]) -> Told:
         }
         for name, held in holders_of.items()
     ]
-    told = {"clients": clients, "rounds": _ROUNDS, "tensors": entries}
-    return Told(output, told, tables_of(clients, entries), [figure])
+    data = {"clients": clients, "rounds": _ROUNDS, "tensors": entries}
+    return Output(output, data, tables_of(clients, entries), [figure])
 
 
 def clients_of(federation: Federation) -> list[dict[str, Any]]:
@@ -103,7 +104,7 @@ def holders(federation: Federation) -> dict[str, np.ndarray[Any, np.dtype[np.flo
     return {name: (counts / _ROUNDS).numpy() for name, counts in held.items()}
 
 
-def tables_of(clients: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]]) -> list[TextTable]:
+def tables_of(clients: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any]]) -> list[Table]:
     """Return a line per kind of client, and one per tensor."""
     kinds: dict[tuple[float, int, int], list[dict[str, Any]]] = {}
     for client in clients:
@@ -115,10 +116,8 @@ def tables_of(clients: Sequence[dict[str, Any]], entries: Sequence[dict[str, Any
         span = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
         rows.append([f"{rate:g}", str(len(members)), numbers, span, f"{floats:,}", f"{products:,}"])
     return [
-        TextTable(
-            "What clients hold", ["rate", "clients", "numbers", "samples", "floats sent", "multiply-adds a sample"], rows
-        ),
-        TextTable(
+        Table("What clients hold", ["rate", "clients", "numbers", "samples", "floats sent", "multiply-adds a sample"], rows),
+        Table(
             f"How many of {len(clients)} clients hold an entry, mean over {_ROUNDS} rounds of everybody",
             ["tensor", "entries", "fewest", "mean", "most", "never held"],
             [

@@ -10,13 +10,15 @@ from typing import Any
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-from fedfacet.analysis.terminal import TextTable, Told
+from fedfacet.analysis.writers import Table
+from fedfacet.commands.output import Output
 from fedfacet.config import conf_dir, targets
 from fedfacet.errors import ConfigError
 from fedfacet.papers.selection.table4 import HEADS, SLIPS, Row, load_table4
 from fedfacet.privacy.disclosure import UNDECLARED
 from fedfacet.query import Query
 from fedfacet.selectors.base import CHARACTERISTICS, Taxonomy
+from fedfacet.types import DEVICES
 
 _KINDS = {"callbacks": "valuation", "transforms": "channel", "submodel": "model"}
 
@@ -58,7 +60,7 @@ class Card:
         """Whether the method ends training otherwise than after fixed rounds."""
         return self.taxonomy.termination_condition not in ("-", "fixed rounds")
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the card as JSON-able data."""
         kept = {name: value for name, value in asdict(self).items() if name not in ("option", "taxonomy", "sizes_itself")}
         return {**asdict(self.taxonomy), "kind": self.kind, **kept, **{flag: getattr(self, flag) for flag in FLAGS}}
@@ -146,7 +148,7 @@ def _card(group: str, option: str, taxonomy: Taxonomy | None = None) -> Card:
     chosen = {"triplet"} if "heterogeneity" in signature(part).parameters else set()
     judges = getattr(part, "judges", None) is not None
     needs = {
-        "devices": bool(getattr(part, "needs_devices", False)),
+        "devices": DEVICES in getattr(part, "requires", ()),
         "server data": judges or "server_data" in _head(group, option),
         "updates": getattr(part, "needs_updates", None) not in (None, False),
         "attributes": any("a" in query.reads for query in queries),
@@ -186,7 +188,7 @@ OUTPUTS = ("text", "json", "markdown")
 _OWN = ("output", "table", "compare", "cost", "rounds")
 
 
-def tell(options: Sequence[str]) -> Told:
+def run(options: Sequence[str]) -> Output:
     """Return cards, the thesis' table, or measured costs.
 
     Options are ``FIELD=VALUE`` (``FIELDS``; all must hold), ``compare=NAME,NAME``, ``table=thesis``, ``cost=measured`` with
@@ -200,7 +202,7 @@ def tell(options: Sequence[str]) -> Told:
     cards = all_cards()
     if "table" in asked:
         _check_alone("table=thesis by itself", asked, {"table"})
-        return Told(output, *_thesis(cards), remarks=[] if output == "json" else list(SLIPS))
+        return Output(output, *_thesis(cards), remarks=[] if output == "json" else list(SLIPS))
     rounds, names = asked.pop("rounds", None), asked.pop("compare", None)
     cost = asked.pop("cost", None)
     if rounds is not None and cost is None:
@@ -215,17 +217,17 @@ def tell(options: Sequence[str]) -> Told:
         raise ConfigError("Expected options that have all that is asked for, but none does: ask for less.")
     if cost is not None:
         return _costs(chosen, rounds or "10", output)
-    data = {option: card.told() for option, card in chosen.items()}
+    data = {option: card.as_dict() for option, card in chosen.items()}
     if names is not None:
-        return Told(output, data, [_side_by_side(chosen)])
+        return Output(output, data, [_side_by_side(chosen)])
     rows = [[option, *_six(card)] for option, card in chosen.items()]
-    table = TextTable("Selectors in the taxonomy of client selection (thesis, table 4)", COLUMNS, rows, words=True)
+    table = Table("Selectors in the taxonomy of client selection (thesis, table 4)", COLUMNS, rows, words=True)
     letters = ", ".join(f"{letter} {meaning}" for letter, meaning in CHARACTERISTICS.items())
     remarks = [
         f"client: what the method as published requires of clients: {letters}.",
         "θ: weights, |D|: number of samples. Here a run ends after federation.rounds, or when termination= says so.",
     ]
-    return Told(output, data, [table], remarks=remarks)
+    return Output(output, data, [table], remarks=remarks)
 
 
 def _asked(options: Sequence[str]) -> dict[str, str]:
@@ -269,13 +271,13 @@ def _six(card: Card) -> list[str]:
     ]
 
 
-def _side_by_side(cards: Mapping[str, Card]) -> TextTable:
+def _side_by_side(cards: Mapping[str, Card]) -> Table:
     """Return a table with a column per card."""
     lines = {name: _six(card) for name, card in cards.items()}
     rows = [[head, *(lines[name][place] for name in cards)] for place, head in enumerate(COLUMNS[1:])]
     for field in ("kind", "needs", "discloses", "sizes_itself", "explores", "source"):
         rows.append([field.replace("_", " "), *(_shown(getattr(card, field)) for card in cards.values())])
-    return TextTable("Side by side", ["", *cards], rows, words=True)
+    return Table("Side by side", ["", *cards], rows, words=True)
 
 
 def _shown(value: str | bool | tuple[str, ...]) -> str:
@@ -284,7 +286,7 @@ def _shown(value: str | bool | tuple[str, ...]) -> str:
     return (value if isinstance(value, str) else ", ".join(value)) or "-"
 
 
-def _thesis(cards: Mapping[str, Card]) -> tuple[list[dict[str, Any]], list[TextTable]]:
+def _thesis(cards: Mapping[str, Card]) -> tuple[list[dict[str, Any]], list[Table]]:
     """Return the twenty rows as the thesis prints them, with what each is here."""
     data, rows = [], []
     for row in load_table4():
@@ -296,10 +298,10 @@ def _thesis(cards: Mapping[str, Card]) -> tuple[list[dict[str, Any]], list[TextT
         rows.append([*row.cells, " ".join(here) or "not here", ". ".join(notes)])
         cells = dict(zip(HEADS, row.cells, strict=True))
         data.append({**cells, "here": here, "kind": row.kind, "slips": row.slips, "differs": dict(row.differs)})
-    return data, [TextTable("The thesis' table 4, and what runs its rows here", [*HEADS, "here", "notes"], rows, words=True)]
+    return data, [Table("The thesis' table 4, and what runs its rows here", [*HEADS, "here", "notes"], rows, words=True)]
 
 
-def _costs(cards: Mapping[str, Card], rounds: str, output: str) -> Told:
+def _costs(cards: Mapping[str, Card], rounds: str, output: str) -> Output:
     from fedfacet.commands.selector_costs import COLUMNS as HEADS_OF_COSTS
     from fedfacet.commands.selector_costs import SETTING, measure
 
@@ -309,10 +311,10 @@ def _costs(cards: Mapping[str, Card], rounds: str, output: str) -> Told:
         raise ConfigError(f"Expected a selector for cost=measured, but got {', '.join(cards)}: choose selectors.")
     costs = {name: measure(name, int(rounds)) for name in selectors}
     rows = [[name, *cost.cells] for name, cost in costs.items()]
-    table = TextTable(f"What selecting costs, measured over {rounds} rounds", HEADS_OF_COSTS, rows)
-    data = {name: cost.told() for name, cost in costs.items()}
+    table = Table(f"What selecting costs, measured over {rounds} rounds", HEADS_OF_COSTS, rows)
+    data = {name: cost.as_dict() for name, cost in costs.items()}
     remarks = [SETTING]
     if output == "text":
         times = ", ".join(f"{name} {cost.milliseconds:.1f}" for name, cost in costs.items())
         remarks.append(f"By the clock, milliseconds a round at the server: {times}.")
-    return Told(output, data, [table], remarks=remarks)
+    return Output(output, data, [table], remarks=remarks)

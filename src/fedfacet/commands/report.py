@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{shown(sentence_of(error))}{ready}", file=sys.stderr)
         return 2
     if sys.stdout.isatty() and options.format in (None, "markdown"):
-        from fedfacet.analysis.terminal import folded
+        from fedfacet.commands.output import folded
 
         text = folded(text, shutil.get_terminal_size().columns)
     print(f"wrote {options.output}\n" if options.output else text, end="")

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,40 @@ import yaml
 
 from fedfacet import __version__
 from fedfacet.commands import called
-from fedfacet.plots.figure import SUFFIXES
+from fedfacet.plots.style import SUFFIXES
 
 LAYOUTS = sorted(file.stem for file in (Path(__file__).parents[1] / "papers").glob("*/*table*.yaml"))
 
 PICTURES = Path("logs/report")  # where pictures go unless `--output` says another place
+
+_ENDINGS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 
 _TYPES = {"path": Path, "float": float}
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options of the command line, ``where`` as a mapping; leave with status 2 where they do not go together."""
-    command, listed = called("report"), yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    listed = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    parser = _parser(listed["options"])
+    options = parser.parse_args(argv)
+    _check_together(parser, options, listed)
+    if options.time_to is not None:
+        options.time_to = _targets(parser, options.time_to)
+    if options.threshold is not None and not math.isfinite(options.threshold):
+        parser.error(f"--threshold takes a finite number, but got {options.threshold}")
+    if options.html and options.html.suffix not in (".html", ".htm"):
+        parser.error(f"--html writes a page, so it takes a name that ends in .html, but got {options.html}")
+    for name in ("picture", "forest", *(["output"] if options.clients or options.layout == "sensitivity" else [])):
+        if (picture := getattr(options, name)) and picture.suffix not in SUFFIXES:
+            parser.error(f"--{name} writes a picture, so it takes a name that ends in {_ENDINGS}, but got {picture}")
+    for name in ("where", "audit"):
+        options.__dict__[name] = _settings(parser, name, getattr(options, name))
+    return options
+
+
+def _parser(listed: Mapping[str, dict[str, Any]]) -> argparse.ArgumentParser:
+    """Return what reads the options that are listed."""
+    command = called("report")
     parser = argparse.ArgumentParser(
         prog=command,
         description="Make a table of mean and standard deviation over seeds from run folders.",
@@ -30,47 +52,44 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"fedfacet {__version__}")
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run folders, folders that hold run folders, or glob patterns")
-    endings = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
     texts = {
         "keys": "comma-separated config keys: Hydra groups (selector) or dotted keys (aggregator.server_lr)",
-        "named": f"the name ends in {endings}",
+        "named": f"the name ends in {_ENDINGS}",
         "layouts": ", ".join(LAYOUTS),
         "pictures": PICTURES,
     }
-    listed["options"]["layout"]["choices"] = [*LAYOUTS, "sensitivity", "submodels_correlations"]
-    for name, how in listed["options"].items():
+    listed["layout"]["choices"] = [*LAYOUTS, "sensitivity", "submodels_correlations"]
+    for name, how in listed.items():
         typed = {"type": _TYPES[how["type"]]} if "type" in how else {}
         parser.add_argument(f"--{name}", **{**how, **typed, "help": how["help"].format(**texts)})
-    options = parser.parse_args(argv)
+    return parser
+
+
+def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace, listed: Mapping[str, Any]) -> None:
+    """Leave with status 2 where options do not go together."""
     given = {name: value for name, value in vars(options).items() if value not in (None, False)}
-    told = {*given, *(f"{name}={value}" for name, value in given.items() if isinstance(value, str))}
+    settings_given = {*given, *(f"{name}={value}" for name, value in given.items() if isinstance(value, str))}
     for name, others, remedy in listed["apart"]:
-        if name in told and told & set(others.split()):
+        if name in settings_given and settings_given & set(others.split()):
             option, _, value = name.partition("=")
             parser.error(" ".join([f"--{option.replace('_', '-')}", *([value] if value else []), remedy]))
     for names, needed, sentence in listed["belong"]:
-        if told & set(names.split()) and not told & set(needed.split()):
+        if settings_given & set(names.split()) and not settings_given & set(needed.split()):
             parser.error(sentence)
     if options.layout and options.lower_is_better and not options.metric:
         parser.error("--layout knows which of its numbers are good: leave out --lower-is-better, or give --metric too")
-    if options.time_to is not None:
-        metric, _, targets = options.time_to.partition("=")
-        try:
-            options.time_to = metric, [float(target) for target in targets.split(",")]
-        except ValueError:
-            parser.error(f"--time-to takes METRIC=TARGET,..., such as val/acc=0.9,0.95, but got {options.time_to!r}")
-        if not metric or not all(map(math.isfinite, options.time_to[1])):
-            parser.error("--time-to takes METRIC=TARGET,... with finite targets, such as val/acc=0.9,0.95")
-    if options.threshold is not None and not math.isfinite(options.threshold):
-        parser.error(f"--threshold takes a finite number, but got {options.threshold}")
-    if options.html and options.html.suffix not in (".html", ".htm"):
-        parser.error(f"--html writes a page, so it takes a name that ends in .html, but got {options.html}")
-    for name in ("picture", "forest", *(["output"] if options.clients or options.layout == "sensitivity" else [])):
-        if (picture := getattr(options, name)) and picture.suffix not in SUFFIXES:
-            parser.error(f"--{name} writes a picture, so it takes a name that ends in {endings}, but got {picture}")
-    for name in ("where", "audit"):
-        options.__dict__[name] = _settings(parser, name, getattr(options, name))
-    return options
+
+
+def _targets(parser: argparse.ArgumentParser, given: str) -> tuple[str, list[float]]:
+    """Return the metric and the targets of ``--time-to``."""
+    metric, _, texts = given.partition("=")
+    try:
+        targets = [float(target) for target in texts.split(",")]
+    except ValueError:
+        parser.error(f"--time-to takes METRIC=TARGET,..., such as val/acc=0.9,0.95, but got {given!r}")
+    if not metric or not all(map(math.isfinite, targets)):
+        parser.error("--time-to takes METRIC=TARGET,... with finite targets, such as val/acc=0.9,0.95")
+    return metric, targets
 
 
 def _settings(parser: argparse.ArgumentParser, name: str, texts: Sequence[str]) -> dict[str, Any]:

@@ -67,12 +67,12 @@ class Cost:
     @property
     def cells(self) -> list[str]:
         """A line of the table."""
-        told = ", ".join(f"{kind} {number:.4g}" for kind, number in self.disclosed.items()) or "nothing"
+        disclosed = ", ".join(f"{kind} {number:.4g}" for kind, number in self.disclosed.items()) or "nothing"
         numbers = (self.floats_down, self.floats_up, self.samples_asked, self.samples_trained, self.server_samples)
         kept = self.state_bytes + self.aggregator_bytes + self.answer_bytes
-        return [f"{self.clients:.3g}", *(f"{number:,.0f}" for number in numbers), told, f"{kept:,}"]
+        return [f"{self.clients:.3g}", *(f"{number:,.0f}" for number in numbers), disclosed, f"{kept:,}"]
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return what the ledger says, without the clock's time, as JSON-able data."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "milliseconds"}
 

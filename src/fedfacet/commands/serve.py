@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedfacet import __version__
 from fedfacet.commands import called, is_answered
-from fedfacet.entry import sentence_of, tell_error
+from fedfacet.entry import print_error, sentence_of
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interrupted
 from fedfacet.shell_words import typed
 from fedfacet.waiting import waiting
@@ -71,10 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (FedFacetError, ValueError, TypeError) as error:
         from fedfacet.config import ended_before
 
-        if told := ended_before(error, argv):
-            print(told)
+        if message := ended_before(error, argv):
+            print(message)
             return 0
-        tell_error(sentence_of(error))
+        print_error(sentence_of(error))
         return 2
 
 
@@ -100,8 +100,8 @@ def _check(argv: Sequence[str], run_dir: list[Path]) -> int:
 
 def _serve(argv: Sequence[str], run_dir: list[Path]) -> int:
     """Train, or go on with a run."""
-    from fedfacet.analysis.console import results_line
     from fedfacet.deploy.server import save_names
+    from fedfacet.runs.console import results_line
     from fedfacet.runs.job import Job
     from fedfacet.runs.open_run import open_run
     from fedfacet.storage.lock import sole

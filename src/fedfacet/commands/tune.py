@@ -64,9 +64,9 @@ def _search(argv: Sequence[str]) -> int:
         FedFacetError, ValueError: the first mistake, in one sentence; before the study begins nothing was written.
     """
     from fedfacet.arguments import check_choice, check_whole
+    from fedfacet.commands.train import name_failures
     from fedfacet.config import compose_job, quoted_options
     from fedfacet.optional import required
-    from fedfacet.runs.command import name_failures
     from fedfacet.runs.job import ETA, failures
     from fedfacet.runs.jobs import check_data
     from fedfacet.runs.study import Study, search_space, values_for
@@ -109,19 +109,19 @@ def _search(argv: Sequence[str]) -> int:
             values = values_for(space, drawn)
             run_dirs = _run(number, [*fixed, *values], seeds, eta)
             value = None if run_dirs is None else _mean(run_dirs, options.metric, options.at)
-            told = "failed" if run_dirs is None else "no number" if value is None else f"{options.metric} = {value:.4f}"
+            result = "failed" if run_dirs is None else "no number" if value is None else f"{options.metric} = {value:.4f}"
             if run_dirs is None:  # as of any sweep, the same command tries again: the disk may have been full
                 failed.add(number)
             else:
                 study.tell(number, value)
-            print(f"trial {number + 1} of {options.n_trials}: {' '.join(values)}: {told}", flush=True)
+            print(f"trial {number + 1} of {options.n_trials}: {' '.join(values)}: {result}", flush=True)
     begun, done, without = study.counts()
     elsewhere = begun - done - without - len(failed)
     counted = ((without, "without a number"), (len(failed), "failed"), (elsewhere, "under way in other processes"))
     print(f"{done} of {options.n_trials} trials are finished{''.join(f', {n} {what}' for n, what in counted if n)}.")
     if (best := study.best()) is not None:
         number, value, drawn = best
-        _tell_best(number, f"{options.metric} = {value:.4f}", fixed, values_for(space, drawn), seeds)
+        _print_best(number, f"{options.metric} = {value:.4f}", fixed, values_for(space, drawn), seeds)
     return name_failures(failures)
 
 
@@ -158,8 +158,8 @@ def _jobs_of(overrides: Sequence[str], seeds: Sequence[str]) -> "tuple[list[str]
 
 def _run(number: int, overrides: Sequence[str], seeds: Sequence[str], eta: "ETA") -> list[Path] | None:
     """Run the cells of a trial; return their run folders, or ``None`` where one failed, which is noted."""
+    from fedfacet.commands.train import all_jobs
     from fedfacet.config import is_complete
-    from fedfacet.runs.command import all_jobs
     from fedfacet.runs.job import failures
     from fedfacet.runs.run import fit
     from fedfacet.storage.lock import holder_of
@@ -203,12 +203,12 @@ def _mean(run_dirs: Sequence[Path], metric: str, at: str) -> float | None:
     return mean if mean == mean else None
 
 
-def _tell_best(number: int, told: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]) -> None:
+def _print_best(number: int, result: str, fixed: Sequence[str], values: Sequence[str], seeds: Sequence[str]) -> None:
     """Print the best trial, and the command that runs it with as many seeds, three at least, that it has not seen."""
     from fedfacet.runs.ending import same_command
 
     unseen = max(map(int, seeds)) + 1
     others = ",".join(map(str, range(unseen, unseen + max(3, len(seeds)))))
-    print(f"the best one is trial {number + 1}, {told}: {' '.join(values)}")
+    print(f"the best one is trial {number + 1}, {result}: {' '.join(values)}")
     print("to be reported, with seeds that the search has not seen:")
     print(f"  {same_command()} sweep=cells {typed([*fixed, *values, f'seed={others}'])} -m")

@@ -22,7 +22,9 @@ from fedfacet.config.nodes import BESIDE_ARGUMENTS, plain, targets
 from fedfacet.cores import MAX_THREADS
 from fedfacet.errors import CheckpointError, ConfigError, first_line
 
-_LISTS = ("transforms", "callbacks", "logger")
+LISTS = ("mechanisms", "transforms", "callbacks", "logger")
+"""Groups of which several options may be chosen."""
+
 _NEEDED = ("dataset", "partition", "model", "objective", "loss", "optimizer", "local", "selector", "aggregator", "engine")
 
 _NOT_ALWAYS = (
@@ -177,9 +179,14 @@ def check_recipe(base: Mapping[str, Any], config: DictConfig) -> None:
         known = [f"{group}.{key}" for key in base.get(group) or {}]
         if known and (strangers := [key for key in config.get(group) or {} if f"{group}.{key}" not in known]):
             raise ConfigError(unknown(f"{group}.{strangers[0]}", known))
-    for group in _LISTS:
+    for group in LISTS:
         for name, part in (config.get(group) or {}).items():
-            if isinstance(part, DictConfig) and "_target_" not in part:
+            if not isinstance(part, DictConfig):
+                raise ConfigError(
+                    f"Expected parts by name in `{group}`, but `{group}.{name}` is {part!r}: write a name above each "
+                    "`_target_`, as conf/transforms/clip.yaml does."
+                )
+            if "_target_" not in part:
                 raise ConfigError(
                     f"Expected `{group}.{name}` to be there where it is given settings, but `{group}` is "
                     f"{config.choices.get(group)}: add {name} to the list."
@@ -232,7 +239,7 @@ def check_saved(settings: Mapping[str, Any], file: object) -> None:
     """
     names = dict.fromkeys(key.partition(".")[0] for key in (*KINDS, "loss", "federation", "choices"))
     names = {name: None for name in names if name in settings or name not in _NOT_ALWAYS}
-    inner = (f"{group}.{name}" for group in _LISTS for name in settings[group])  # once the groups have been looked at
+    inner = (f"{group}.{name}" for group in LISTS for name in settings.get(group) or {})  # once the groups have been looked at
     for name in itertools.chain(names, inner):
         node = _setting(settings, name)
         if not isinstance(node, Mapping) or ("_target_" not in node and (name in _NEEDED or "." in name)):

@@ -32,19 +32,7 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], Sequence[tuple
     """
     argv = quoted_options(argv)
     arguments, strangers = options_of(argv[1:])
-    if strangers:
-        raise ConfigError(f"Expected settings as key=value, without dashes, but got `{strangers[0]}`: see `--help`.")
-    for flag in ("config_path", "config_name", "config_dir", "experimental_rerun"):
-        if getattr(arguments, flag):
-            raise ConfigError(
-                f"Expected the configs that belong to this script, but got --{flag.replace('_', '-')}: to add a folder of your "
-                "own, give \"hydra.searchpath=['file:///FOLDER']\"."
-            )
-    for flag in ("resolve", "package"):
-        if getattr(arguments, flag) and not arguments.cfg:
-            raise ConfigError(f"Expected --{flag} beside --cfg job, but got it alone: add --cfg job, or leave it out.")
-    if len(asked := [flag for flag in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(arguments, flag)]) > 1:
-        raise ConfigError(f"Expected one thing to do, but got --{' and --'.join(asked).replace('_', '-')}: choose one.")
+    _check_options(arguments, strangers)
     overrides = list(arguments.overrides)
     # Options first: Hydra takes all overrides in one piece only.
     options = [argument for argument in argv[1:] if argument not in overrides]
@@ -69,6 +57,23 @@ def preflight(name: str, argv: Sequence[str]) -> tuple[list[str], Sequence[tuple
     elif drives(config):
         check_new(run_dir, begun=begun)
     return [argv[0], *options, *overrides], [(config, run_dir)]
+
+
+def _check_options(arguments: Namespace, strangers: Sequence[str]) -> None:
+    """Refuse options that are not Hydra's, that belong to another program, or that do not go together."""
+    if strangers:
+        raise ConfigError(f"Expected settings as key=value, without dashes, but got `{strangers[0]}`: see `--help`.")
+    for flag in ("config_path", "config_name", "config_dir", "experimental_rerun"):
+        if getattr(arguments, flag):
+            raise ConfigError(
+                f"Expected the configs that belong to this script, but got --{flag.replace('_', '-')}: to add a folder of your "
+                "own, give \"hydra.searchpath=['file:///FOLDER']\"."
+            )
+    for flag in ("resolve", "package"):
+        if getattr(arguments, flag) and not arguments.cfg:
+            raise ConfigError(f"Expected --{flag} beside --cfg job, but got it alone: add --cfg job, or leave it out.")
+    if len(asked := [flag for flag in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(arguments, flag)]) > 1:
+        raise ConfigError(f"Expected one thing to do, but got --{' and --'.join(asked).replace('_', '-')}: choose one.")
 
 
 def shown(name: str, argv: Sequence[str]) -> str | None:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedfacet.config.checks import (
+    LISTS,
     check_arguments,
     check_left_out,
     check_parts,
@@ -31,12 +32,12 @@ from fedfacet.moved import MOVED
 
 def purposes() -> dict[str, str]:
     """Return what each group is for, as the yamls of the commands say beside their defaults, in the order of train.yaml."""
-    told: dict[str, str] = {}
+    known_purposes: dict[str, str] = {}
     for name in ("attack", "serve", "train"):  # the order is that of the last
         text = (conf_dir() / f"{name}.yaml").read_text(encoding="utf-8")
         own = dict(re.findall(r"^  - (\w+): \S+(?: # (.*))?$", text, re.MULTILINE))
-        told = own | {group: purpose for group, purpose in told.items() if group not in own}
-    return told
+        known_purposes = own | {group: purpose for group, purpose in known_purposes.items() if group not in own}
+    return known_purposes
 
 
 def compose_job(name: str, overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
@@ -70,15 +71,7 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
     spelt: Any = OmegaConf.to_container(own, resolve=False)
     _check_keys(spelt)
     base, default_options = usual(name)
-    for group in set(default_options) - set(choices) - {"transforms", "callbacks", "logger"}:
-        if (given := value_of(group, overrides)) is not None:
-            raise ConfigError(f"Expected one option for `{group}`, but got {given}: give `{group}={default_options[group]}`.")
-    for override in overrides:
-        if override.startswith("+"):
-            check_added(name, own, choices, override)
-    check_where_present(name, own, spelt, overrides)
-    if strangers := [key for key in spelt if key not in base and key not in choices]:
-        raise ConfigError(unknown(strangers[0], usual_keys(name)))
+    _check_overrides(name, own, spelt, choices, overrides)
     try:
         finalize(own, overrides, choices)
     except OmegaConfBaseException as error:
@@ -109,6 +102,22 @@ def checked(name: str, own: DictConfig, choices: Mapping[str, Any], overrides: S
         if override.startswith("~"):
             check_left_out(own, override.lstrip("~").partition("=")[0])
     return own
+
+
+def _check_overrides(
+    name: str, own: DictConfig, spelt: Mapping[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]
+) -> None:
+    """Refuse several options of a group that takes one, and keys that there are not; ``own`` is not final yet."""
+    base, default_options = usual(name)
+    for group in set(default_options) - set(choices) - set(LISTS):
+        if (given := value_of(group, overrides)) is not None:
+            raise ConfigError(f"Expected one option for `{group}`, but got {given}: give `{group}={default_options[group]}`.")
+    for override in overrides:
+        if override.startswith("+"):
+            check_added(name, own, choices, override)
+    check_where_present(name, own, spelt, overrides)
+    if strangers := [key for key in spelt if key not in base and key not in choices]:
+        raise ConfigError(unknown(strangers[0], usual_keys(name)))
 
 
 def _check_keys(node: Any, path: str = "") -> None:
@@ -164,7 +173,7 @@ def finalize(config: DictConfig, overrides: Sequence[str], choices: Mapping[str,
             if key not in given and leaf in (OmegaConf.select(config, parent) or {}):
                 OmegaConf.update(config, key, value)
         config.where_present = {}
-        for group in ("transforms", "callbacks", "logger"):
+        for group in LISTS:
             if "federation" in config and group not in config:  # `logger=[]`: none of them is a choice too
                 config[group] = {}
         config.choices = {str(name): choice for name, choice in choices.items() if not str(name).startswith("hydra")}

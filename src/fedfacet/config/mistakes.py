@@ -108,38 +108,11 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
     try:
         read = parsed(override)
     except (HydraException, ValueError):
-        if "=" in value and not {"'", "\\"} & set(value):
-            return (
-                f"Expected an override of the form key=value, but got `{override}`, whose value has a `=` in it: put it in "
-                f"quotes that the shell keeps, \"{key}='{value}'\"."
-            )
-        return (
-            f"Expected an override of the form key=value, but got `{override}`: see `--help`; a value with special characters "
-            f"needs quotes that the shell keeps, as in \"{key or 'key'}='a, b'\"."
-        )
+        return _explain_unreadable(key, value, override)
     if read.is_sweep_override():
         return f"Expected one value for `{key}`, but got `{value}`: add `-m` for a run per value, or choose one."
     if key in groups:
-        options = GlobalHydra.instance().config_loader().get_group_options(key)
-        chosen = [option.strip(" '") for option in value.strip("[]").split(",")]
-        wrong = [option for option in chosen if option not in options]
-        if value == "null":
-            hint = f"for none of them, give `~{key}`."
-        elif not wrong:
-            hint = (
-                f"it is there already, so give `{key}={value}` without a prefix." if override[0] in "+~" else first_line(error)
-            )
-        elif (key, wrong[0]) in _OTHER_NAMES:
-            hint = _OTHER_NAMES[key, wrong[0]]
-        elif nearest := difflib.get_close_matches(wrong[0], options, 1):
-            hint = f"did you mean `{key}={nearest[0]}`?"
-        elif any(other.startswith("hydra.searchpath=") for other in others):
-            hint = "choose one of these."
-        else:
-            hint = "choose one of these, or say with hydra.searchpath=[file://DIR] where an option of your own lies."
-        if len(options) > _MANY:
-            return f"Expected a known option of `{key}`, but got `{value}`: {hint} There are {', '.join(options)}."
-        return f"Expected `{key}` to be one of {', '.join(options)}, but got `{value}`: {hint}"
+        return _explain_option(name, key, value, override, others, error)
     whole = composed(name, others)
     valid = flat_keys(whole if key.startswith("hydra.") else without_hydra(whole))
     if key in valid:
@@ -151,10 +124,46 @@ def _explain_override(name: str, override: str, others: Sequence[str], error: Ex
     )
     if having:
         beside = "[default,{}]" if group == "callbacks" else "{}"  # which are several
-        told = ", ".join(f"{group}={beside.format(option)}" for option in having[:_MOST_HAVING])
+        listed = ", ".join(f"{group}={beside.format(option)}" for option in having[:_MOST_HAVING])
         more = f" or others ({len(having)} in all)" if len(having) > _MOST_HAVING else ""
-        return f"Expected an option that has `{key}`, but the one that is chosen has not: choose {told}{more}, or leave it out."
+        return (
+            f"Expected an option that has `{key}`, but the one that is chosen has not: choose {listed}{more}, or leave it out."
+        )
     return unknown(key, [*valid, *groups])
+
+
+def _explain_unreadable(key: str, value: str, override: str) -> str:
+    if "=" in value and not {"'", "\\"} & set(value):
+        return (
+            f"Expected an override of the form key=value, but got `{override}`, whose value has a `=` in it: put it in "
+            f"quotes that the shell keeps, \"{key}='{value}'\"."
+        )
+    return (
+        f"Expected an override of the form key=value, but got `{override}`: see `--help`; a value with special characters "
+        f"needs quotes that the shell keeps, as in \"{key or 'key'}='a, b'\"."
+    )
+
+
+def _explain_option(name: str, key: str, value: str, override: str, others: Sequence[str], error: Exception) -> str:
+    searchpath = [other for other in others if other.startswith("hydra.searchpath=")]
+    options = GlobalHydra.instance().config_loader().get_group_options(key, config_name=name, overrides=searchpath)
+    chosen = [option.strip(" '") for option in value.strip("[]").split(",")]
+    wrong = [option for option in chosen if option not in options]
+    if value == "null":
+        hint = f"for none of them, give `~{key}`."
+    elif not wrong:
+        hint = f"it is there already, so give `{key}={value}` without a prefix." if override[0] in "+~" else first_line(error)
+    elif (key, wrong[0]) in _OTHER_NAMES:
+        hint = _OTHER_NAMES[key, wrong[0]]
+    elif nearest := difflib.get_close_matches(wrong[0], options, 1):
+        hint = f"did you mean `{key}={nearest[0]}`?"
+    elif any(other.startswith("hydra.searchpath=") for other in others):
+        hint = "choose one of these."
+    else:
+        hint = "choose one of these, or say with hydra.searchpath=[file://DIR] where an option of your own lies."
+    if len(options) > _MANY:
+        return f"Expected a known option of `{key}`, but got `{value}`: {hint} There are {', '.join(options)}."
+    return f"Expected `{key}` to be one of {', '.join(options)}, but got `{value}`: {hint}"
 
 
 def unknown(key: str, valid: Sequence[str]) -> str:
@@ -165,12 +174,12 @@ def unknown(key: str, valid: Sequence[str]) -> str:
     alike = [name for name in valid if difflib.get_close_matches(leaf, [name.rpartition(".")[2]])]
     nearest = difflib.get_close_matches(key, alike, 3)
     nearest += [name for name in valid if name.rpartition(".")[2] == leaf and name not in nearest]
-    said = "the nearest are"
+    introduction = "the nearest are"
     if not nearest and (parent := key.rpartition(".")[0]):
-        nearest, said = [name for name in valid if name.startswith(f"{parent}.")], f"`{parent}` has"
+        nearest, introduction = [name for name in valid if name.startswith(f"{parent}.")], f"`{parent}` has"
     if not nearest:
         return f"Expected a known option, but got `{key}`: `--cfg job` prints all of them, `--help` the groups."
-    return f"Expected a known option, but got `{key}`: {said} {', '.join(f'`{name}`' for name in nearest[:8])}."
+    return f"Expected a known option, but got `{key}`: {introduction} {', '.join(f'`{name}`' for name in nearest[:8])}."
 
 
 def check_added(name: str, config: DictConfig, choices: Mapping[str, Any], override: str) -> None:

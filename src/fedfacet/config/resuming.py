@@ -81,11 +81,11 @@ def check_resumable(
         )
     rounds = given["federation"]["rounds"]
     if finished_rounds > rounds or (finished_rounds == rounds and complete):
-        told = (
+        outcome = (
             f"Expected an unfinished run, but all its {finished_rounds} rounds are done: to train longer, pass a larger "
             "federation.rounds along with resume."
         )
-        raise RunFinished(told, finished_rounds) if finished_rounds == rounds else CheckpointError(told)
+        raise RunFinished(outcome, finished_rounds) if finished_rounds == rounds else CheckpointError(outcome)
     if finished_rounds == saved["federation"]["rounds"] < rounds:
         _check_longer(saved, finished_rounds)
 
@@ -294,10 +294,10 @@ def is_complete(run_dir: Path, finished_rounds: int) -> bool:
         summary = json_of(run_dir / "summary.json")
     except CheckpointError:
         return False
-    told = summary if isinstance(summary, dict) else {}
-    reached, stopped = told.get("rounds"), bool(told.get("stopped"))
+    outcome = summary if isinstance(summary, dict) else {}
+    reached, stopped = outcome.get("rounds"), bool(outcome.get("stopped"))
     all_done = reached == finished_rounds or (stopped and isinstance(reached, int) and reached <= finished_rounds)
-    return told.get("status") == "finished" and all_done
+    return outcome.get("status") == "finished" and all_done
 
 
 MIN_FREE_BYTES = 64 << 20

@@ -17,7 +17,7 @@ Labels = NDArray[np.int64]
 _LEAST_STD = 1e-6
 
 
-def dataset_from_arrays(
+def dataset_from_arrays(  # noqa: PLR0913  # the keywords of a public constructor
     x: ArrayLike | Tensor,
     y: ArrayLike | Tensor,
     a: ArrayLike | Tensor | None = None,
@@ -35,7 +35,8 @@ def dataset_from_arrays(
     Args:
         x: inputs, shape (N, ...). uint8 of shape (N, C, H, W) is images, which are normalised. All other whole numbers are
             tokens and become int64; all other numbers become float32 (float64, too) and go into a model as they are.
-        y: classes, whole numbers from 0, shape (N,).
+        y: classes, whole numbers from 0, shape (N,). Fractions, or several numbers a sample, become ``Dataset.targets``.
+            A LightningModule that measures itself trains on these, and groups are attribute values.
         a: attribute values, whole numbers from 0, shape (N,); ``None`` for a data set without an attribute.
         test: the part of every (class, attribute) group that is the test set, in (0, 1), rounded, at least one sample of each;
             or the test set's own arrays, ``(x, y)`` or ``(x, y, a)``, which come after the others.
@@ -57,6 +58,14 @@ def dataset_from_arrays(
         >>> len(dataset.train), len(dataset.test), dataset.input_shape, dataset.batch(dataset.test).x.dtype
         (456, 113, (30,), torch.float32)
     """
+    targets = None
+    if (numbers := _targets(y)) is not None:
+        y = np.zeros(len(numbers), np.int64)
+        class_names = class_names or ("all",)
+        targets = [numbers]
+        if isinstance(test, tuple | list) and len(test) > 1:
+            targets.append(_array("y", test[1]).astype(np.float32))
+            test = (test[0], np.zeros(len(targets[1]), np.int64), *test[2:])
     parts = [_part(x, y, a)]
     if not isinstance(test, int | float):
         parts.append(_held_out(test, parts[0][0], with_attribute=a is not None))
@@ -93,6 +102,7 @@ def dataset_from_arrays(
         mean=None if mean is None else tuple(map(float, mean)),
         std=None if std is None else tuple(map(float, std)),
         columns={name: _labels(f"columns[{name!r}]", column, len(labels)) for name, column in (columns or {}).items()},
+        targets=None if targets is None else np.concatenate(targets),
     )
 
 
@@ -141,6 +151,26 @@ def _part(x: Any, y: Any, a: Any = None) -> tuple[Tensor, Labels, Labels]:
     inputs = inputs_of(_array("x", x))
     labels = _labels("y", y, len(inputs), least=0)
     return inputs, labels, np.zeros_like(labels) if a is None else _labels("a", a, len(inputs), least=0)
+
+
+def _targets(y: Any) -> NDArray[np.float32] | None:
+    """Return the numbers to predict, shape (N, ...); ``None`` where ``y`` may be classes."""
+    array = _array("y", y)
+    if array.ndim < 1 or not array.size:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        if array.size == len(array) and (array % 1 == 0).all():
+            return None
+        numbers = array.astype(np.float32)
+    finite = np.isfinite(numbers.reshape(len(numbers), -1)).all(axis=1)
+    if array.ndim == 1 and np.isnan(array).any():
+        return None  # labels of which some are missing
+    if not finite.all():
+        row = int(finite.argmin())
+        raise ValueError(
+            f"Expected `y` to be finite in float32, but y[{row}] holds NaN or infinity: fill or drop such samples."
+        )
+    return numbers
 
 
 def _held_out(test: Any, others: Tensor, *, with_attribute: bool) -> tuple[Tensor, Labels, Labels]:
@@ -220,8 +250,8 @@ def _names(setting: str, names: Sequence[str] | None, labels: Labels) -> tuple[s
             )
         return tuple(map(str, range(largest + 1)))
     if isinstance(names, str) or len(names) <= largest:
-        told = repr(names) if isinstance(names, str) else len(names)
-        raise ValueError(f"Expected `{setting}` to have a name for each label from 0 to {largest}, but got {told}.")
+        found = repr(names) if isinstance(names, str) else len(names)
+        raise ValueError(f"Expected `{setting}` to have a name for each label from 0 to {largest}, but got {found}.")
     texts = tuple(map(str, names))
     if len(set(texts)) < len(texts) or any(map(holds_controls, texts)):
         raise ValueError(f"Expected `{setting}` to be different names without control characters, but got {texts!r:.200}.")

@@ -55,7 +55,7 @@ class Dataset:
     Attributes:
         inputs: N images (uint8), which have a ``mean`` and a ``std``, or N inputs of any other kind, which have neither and go
             into a model as they are: feature vectors (float32), rows of tokens (integers).
-        y: classes, shape (N,), int64.
+        y: classes, shape (N,), int64; zeros where there are ``targets``.
         a: attribute values, shape (N,), int64; zeros where the data set has no attribute.
         train: sorted positions of the samples that clients may get.
         test: sorted positions of the test set, disjoint from ``train``.
@@ -67,6 +67,8 @@ class Dataset:
         columns: further labels by name (a writer, a role, a superclass), integers of shape (N,). A partitioner's ``label`` may
             name one; no model is trained on them.
         augmentation: changes images before a training step, and at no other time.
+        targets: what a batch has as y instead of classes, shape (N, ...), float32. They are the numbers of a regression, or the
+            zeros and ones of several labels. ``None`` for classes.
 
     Raises:
         ValueError: if only one of ``mean`` and ``std`` is given, or an augmentation for inputs that are no images.
@@ -84,6 +86,7 @@ class Dataset:
     std: tuple[float, ...] | None = None
     columns: Mapping[str, NDArray[np.integer[Any]]] = field(default_factory=dict)
     augmentation: Augmentation | None = None
+    targets: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.std is None):
@@ -98,6 +101,11 @@ class Dataset:
     def num_classes(self) -> int:
         """Y."""
         return len(self.class_names)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many numbers a model returns for a sample: a logit per class, or a number for each target."""
+        return self.num_classes if self.targets is None else int(np.prod(self.targets.shape[1:]))
 
     @property
     def num_attributes(self) -> int:
@@ -132,11 +140,13 @@ class Dataset:
             x, y, a = self.inputs.fetch(indices), torch.from_numpy(self.y[indices]), torch.from_numpy(self.a[indices])
             if device.type != "cpu":
                 x, y, a = x.to(device), y.to(device), a.to(device)
+        if self.targets is not None:
+            y = torch.from_numpy(self.targets[indices]).to(device)
         return Batch(self._normalised(x, memory_format, generator), y, a)
 
     def is_resident(self, device: torch.device) -> bool:
         """Tell whether all inputs stay on a device, so that ``resident_batch`` finds them there."""
-        return isinstance(self.inputs, InMemoryInputs) and _resident(self.inputs, device) is not None
+        return self.targets is None and isinstance(self.inputs, InMemoryInputs) and _resident(self.inputs, device) is not None
 
     def resident_batch(self, numbers: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Batch:
         """Return what ``batch`` returns, of inputs that are on the device already.

@@ -16,7 +16,7 @@ from fedfacet.data.held_out_clients import HeldOutClients, drawn_clients
 from fedfacet.data.validation_of_server import ValidationOfServer
 from fedfacet.errors import InfeasiblePartitionError
 from fedfacet.heterogeneity import InteractionMatrices
-from fedfacet.partitioners.base import Partitioner, check_dealt
+from fedfacet.partitioners.base import Partitioner, checked_partition
 from fedfacet.types import Partition, ServerData, cut_partition
 
 log = logging.getLogger(__name__)
@@ -104,6 +104,11 @@ def deal(
             splits.
     """
     _check(dataset)
+    if dataset.targets is not None and vars(partitioner).get("label", "") == "y":
+        raise InfeasiblePartitionError(
+            f"Expected classes for {type(partitioner).__name__}, but the data have numbers to predict: choose IIDPartitioner, "
+            "or give `label` the name of a column."
+        )
     deal_samples = partial(partition_and_hold_out, partitioner=partitioner, seed=seed, keep_together=keep_together)
     partition, val = deal_samples(dataset)
     owned = None
@@ -240,13 +245,13 @@ def _dealt(
     """Have a partitioner deal samples, or units of them."""
     who = type(partitioner).__name__
     if units is None:
-        return check_dealt(partitioner.partition(labels, a), len(labels), who)
+        return checked_partition(partitioner.partition(labels, a), len(labels), who)
     cells, of_cell = np.unique(np.stack([labels, a], axis=1), axis=0, return_inverse=True)
     values, of_unit = np.unique(units, return_inverse=True)
     counts = np.zeros((len(values), len(cells)), dtype=np.int64)
     np.add.at(counts, (of_unit, of_cell.ravel()), 1)
     usual = cells[counts.argmax(axis=1)]
-    owned = check_dealt(partitioner.partition(usual[:, 0], usual[:, 1]), len(usual), who)
+    owned = checked_partition(partitioner.partition(usual[:, 0], usual[:, 1]), len(usual), who)
     return Partition(tuple(np.flatnonzero(np.isin(of_unit, client)) for client in owned.indices))
 
 

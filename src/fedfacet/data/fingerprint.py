@@ -1,8 +1,10 @@
 """What a data set is known by when a run goes on: its labels and splits, and a look at some of its inputs."""
 
 import hashlib
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedfacet import rng, state
 from fedfacet.data.dataset import Dataset
@@ -26,7 +28,14 @@ def fingerprint(dataset: Dataset, *, whole: bool = False) -> str:
     for start in range(0, len(chosen), _BLOCK):
         sha.update(state.digest({"": dataset.inputs.fetch(chosen[start : start + _BLOCK])}).encode())
     nothing = np.empty(0, dtype=np.int64)
-    for array in (dataset.y, dataset.a, dataset.train, dataset.test, nothing if dataset.val is None else dataset.val):
+    known: list[NDArray[Any]] = [
+        dataset.y,
+        dataset.a,
+        dataset.train,
+        dataset.test,
+        nothing if dataset.val is None else dataset.val,
+    ]
+    for array in known if dataset.targets is None else [*known, dataset.targets]:
         sha.update(f"{array.shape}{array.dtype}".encode())
         sha.update(array.tobytes())
     return sha.hexdigest()

@@ -76,10 +76,10 @@ class ImageFolder(LabelledData):
         for number, pixels in enumerate(noise("image_folder", groups, (self.image_size, self.image_size, 3))):
             y, a = divmod(int(groups[number]), values)
             split = "train" if number % 3 else "test"
-            said = {self.target: f"class {y}", attribute: f"value {a}", self.split or "split": split}
+            meanings = {self.target: f"class {y}", attribute: f"value {a}", self.split or "split": split}
             name = f"{number:05d}.png"
             if self.table is None:
-                name = "/".join([*(said.get(level, f"{level} {number % 2}") for level in self.folders), name])
+                name = "/".join([*(meanings.get(level, f"{level} {number % 2}") for level in self.folders), name])
             lines.append(f"{name},{y},{a}")
             write_image(self.path / name, pixels)
         if self.table is not None:

@@ -166,10 +166,7 @@ class ImageSource(DatasetSource):
         paths: Sequence[Path],
         y: NDArray[np.int64],
         a: NDArray[np.int64] | None,
-        train: NDArray[np.int64],
-        test: NDArray[np.int64],
-        val: NDArray[np.int64] | None = None,
-        *,
+        *split: NDArray[np.int64],
         class_names: Sequence[str],
         remedy: str,
         resized: int | None = None,
@@ -179,13 +176,16 @@ class ImageSource(DatasetSource):
     ) -> Dataset:
         """Return the data set of some files, which are checked.
 
-        Without ``a`` there is no attribute. ``remedy`` and ``resized`` are those of ``ImageFiles``, others of ``Dataset``.
+        ``split`` has training and test samples, and those of an official validation set if there is one. Without ``a`` there
+        is no attribute. ``remedy`` and ``resized`` are those of ``ImageFiles``, others of ``Dataset``.
         """
         images = kind(paths, self.image_size, remedy=remedy, resized=resized, max_memory_gb=self.max_memory_gb)
         if check:
             images.check()
-        settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} | settings
-        return Dataset(images, y, np.zeros_like(y) if a is None else a, train, test, val, tuple(class_names), **settings)
+        train, test, *val = split
+        settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "class_names": tuple(class_names)} | settings
+        a = np.zeros_like(y) if a is None else a
+        return Dataset(images, y, a, train, test, val[0] if val else None, **settings)
 
 
 def refuse_missing(missing: Sequence[object], expected: str, remedy: str) -> None:

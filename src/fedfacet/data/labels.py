@@ -167,13 +167,13 @@ def owners_of(name: str, entries: Sequence[str], where: Place, names: Sequence[s
     if names is None:
         check_visible(name, {value: rows[value] for value in values}, where)
         if (pair := alike(values)) is not None:
-            told = shown(name), *map(shown, pair), where(rows[pair[0]]), where(rows[pair[1]])
-            log.warning("The column %s has %s and %s, which count as two: %s, %s.", *told)
+            found = shown(name), *map(shown, pair), where(rows[pair[0]]), where(rows[pair[1]])
+            log.warning("The column %s has %s and %s, which count as two: %s, %s.", *found)
         values = ordered(values)
     codes = _positions(texts, values)
     if len(lacking := np.flatnonzero(codes < 0)):
-        told = where(int(lacking[0])), shown(texts[lacking[0]])
-        log.warning("%d samples belong to no client by the column %s, the first in %s: %s.", len(lacking), shown(name), *told)
+        found = where(int(lacking[0])), shown(texts[lacking[0]])
+        log.warning("%d samples belong to no client by the column %s, the first in %s: %s.", len(lacking), shown(name), *found)
     return codes
 
 

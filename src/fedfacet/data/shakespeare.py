@@ -79,11 +79,11 @@ def roles_in(text: str) -> list[Role]:
             else:
                 current.append(more.group(1))
     return [
-        Role(title, name, re.sub(" {2,}", " ", "".join(f"{line} " for line in said)))
+        Role(title, name, re.sub(" {2,}", " ", "".join(f"{line} " for line in spoken)))
         for title, characters in plays
         if len(characters) > 1
-        for name, said in characters.items()
-        if len(said) >= _MIN_LINES
+        for name, spoken in characters.items()
+        if len(spoken) >= _MIN_LINES
     ]
 
 
@@ -216,10 +216,10 @@ class Windows:
     def __init__(self, roles: Sequence[Role]) -> None:
         codes = np.full(256, 255, dtype=np.uint8)
         codes[np.frombuffer(ALPHABET.encode("ascii"), np.uint8)] = np.arange(len(ALPHABET))
-        said = "".join(role.text for role in roles)
-        self._text = torch.from_numpy(codes[np.frombuffer(said.encode("ascii"), np.uint8)])
+        spoken = "".join(role.text for role in roles)
+        self._text = torch.from_numpy(codes[np.frombuffer(spoken.encode("ascii"), np.uint8)])
         if int(self._text.max()) == 255:
-            strangers = sorted(set(said) - set(ALPHABET))
+            strangers = sorted(set(spoken) - set(ALPHABET))
             raise DatasetCorruptError(
                 f"Expected the {len(ALPHABET)} characters that LEAF knows, but the roles also say {''.join(strangers)!r}: it "
                 "is another edition, so fetch the text that LEAF uses."

@@ -201,8 +201,8 @@ def header_of(path: Path, *, expected: str, remedy: str, separator: str = ",") -
             f"{len(names)} by {separator!r}: write {separator!r}, or give `dataset.separator={name}` to dataset=csv."
         )
     if not names or len(set(names)) < len(names) or "" in names or any(map(holds_controls, names)):
-        told = "\\x00, as a file in UTF-16 has" if "\0" in line else repr(", ".join(names)[:200])
-        raise DatasetCorruptError(f"Expected line 1 of {path} to name every column, each once, but got {told}: {remedy}.")
+        found = "\\x00, as a file in UTF-16 has" if "\0" in line else repr(", ".join(names)[:200])
+        raise DatasetCorruptError(f"Expected line 1 of {path} to name every column, each once, but got {found}: {remedy}.")
     return names
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedfacet import state
-from fedfacet.arguments import check_whole
+from fedfacet.arguments import Number, check_whole
 from fedfacet.deploy.client_registry import ClientRegistry
 from fedfacet.deploy.exchange import Exchange, Lost, Order, Outcome
 from fedfacet.deploy.protocol import BUNDLES, PLAIN, Message, pack
@@ -83,8 +83,7 @@ class DeployedEngine(Engine):
     ) -> None:
         super().__init__(device="cpu")
         for name, value in (("deadline_seconds", deadline_seconds), ("query_deadline_seconds", query_deadline_seconds)):
-            if not value > 0:
-                raise ValueError(f"Expected `sites.{name}` to be larger than 0, but got {value}.")
+            Number("larger than 0").check(f"sites.{name}", value)
         check_whole("sites.min_arrivals", min_arrivals, 0)
         self.exchange = Exchange(transport, registry, run, greeting, int(max_letter_mb * 2**20))
         self.registry = registry
@@ -104,8 +103,8 @@ class DeployedEngine(Engine):
             ConfigError: naming both.
         """
         name = to_plain(query)["name"]
-        for site, said in self.exchange.present.items():
-            if name not in said["queries"]:
+        for site, reported in self.exchange.present.items():
+            if name not in reported["queries"]:
                 raise ConfigError(
                     f"Expected sites that answer `{name}`, which {asked_by} asks, but {site} does not: have its operator "
                     "list it in `policy.queries`, or choose another method."
@@ -194,7 +193,7 @@ class DeployedEngine(Engine):
 
     def most_samples(self, client_id: int) -> int:
         """Return how many samples a client has, with those that it holds out, by what its site has said of itself."""
-        number, _, share = self.exchange.said(client_id)
+        number, _, share = self.exchange.reported(client_id)
         return int(number / (1 - share)) + 1
 
     def close(self) -> None:
@@ -245,10 +244,10 @@ class DeployedEngine(Engine):
 def _update_of(message: Message) -> ClientUpdate:
     """Return the update of a message; whether it fits is the federation's to check, as for any update."""
     body = message.body
-    told: dict[str, Any] = {name: body.get(name) for name in PLAIN}
+    plain_values: dict[str, Any] = {name: body.get(name) for name in PLAIN}
     return ClientUpdate(
         client_id=body["client"],
-        **told | {bundle: message.bundles.get(bundle, {}) for bundle in BUNDLES},
+        **plain_values | {bundle: message.bundles.get(bundle, {}) for bundle in BUNDLES},
         memory={KEPT: torch.tensor(int(body["round"]))} if body.get("keeps") is True else {},
         silent=body.get("silent") is True,
         num_lost=body.get("num_lost", 0),

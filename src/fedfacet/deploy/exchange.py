@@ -72,12 +72,12 @@ def _words(refusal: Message) -> tuple[str, str]:
 
 def _is_hello(body: Mapping[str, Any], clients: Mapping[str, int]) -> bool:
     """Tell whether a site's hello says what it must."""
-    said, versions, queries = (body.get(name) for name in ("clients", "versions", "queries"))
-    if not (isinstance(said, dict) and said.keys() == clients.keys() and isinstance(queries, list)):
+    reported, versions, queries = (body.get(name) for name in ("clients", "versions", "queries"))
+    if not (isinstance(reported, dict) and reported.keys() == clients.keys() and isinstance(queries, list)):
         return False
-    known = [one for one in said.values() if isinstance(one, list) and list(map(type, one)) == [int, str, float]]
+    known = [one for one in reported.values() if isinstance(one, list) and list(map(type, one)) == [int, str, float]]
     whole = [number for number, _, share in known if 0 < number < 2**31 and 0 <= share < 1]
-    if len(whole) != len(said) or not (
+    if len(whole) != len(reported) or not (
         isinstance(versions, dict) and "torch" in versions and {"threads", "device"} <= body.keys()
     ):
         return False
@@ -109,12 +109,12 @@ class Exchange:
     traffic: Counter[tuple[str, str]] = field(default_factory=Counter)  # (site, up or down) -> bytes
     _open: dict[Ticket, Order | str] = field(default_factory=dict)
     _greeted: set[str] = field(default_factory=set)
-    _told: set[tuple[str, str]] = field(default_factory=set)
+    _sent_models: set[tuple[str, str]] = field(default_factory=set)
     _began: float = 0.0  # when the last answers were asked for
 
     def begin(self, round: int) -> None:
         """Begin a round, whose models the sites do not have yet."""
-        self.round, self._told = round, set()
+        self.round, self._sent_models = round, set()
 
     def greet(self) -> dict[str, Mapping[str, Any]]:
         """Say hello to all sites, and return what each says of itself.
@@ -138,7 +138,7 @@ class Exchange:
             raise ConfigError(f"Expected {missing[0]} to say hello within {_GREETING_SECONDS:g} seconds, but it did not.")
         return self.present
 
-    def said(self, client: int) -> list[Any]:
+    def reported(self, client: int) -> list[Any]:
         """Return what its site has said of a client: how many samples it trains on, their digest, the part held out."""
         member = self.registry.clients[client]
         found: list[Any] = self.present[member.site]["clients"][member.name]
@@ -224,13 +224,13 @@ class Exchange:
         order.tries += 1
         if order.site not in self._greeted:
             self._greet(order.site)
-        if order.model is not None and (order.site, order.model) not in self._told:
+        if order.model is not None and (order.site, order.model) not in self._sent_models:
             if order.model not in packed:  # one message for all sites, and of several models one at a time
                 packed.clear()
                 body = {"round": self.round, "model": order.model}
                 packed[order.model] = pack(Message("weights", self.run, body, {"model": models[order.model]}))
             self._post(order.site, packed[order.model], "weights")
-            self._told.add((order.site, order.model))
+            self._sent_models.add((order.site, order.model))
         self._post(order.site, order.content, order)
 
     def _take(self, ticket: Ticket, content: bytes | Fault, models: Mapping[str, State], done: dict[Order, Outcome]) -> None:
@@ -262,7 +262,7 @@ class Exchange:
         except (MessageError, Lost) as fault:
             if again:
                 self._greeted.discard(ticket.site)
-                self._told = {(site, model) for site, model in self._told if site != ticket.site}
+                self._sent_models = {(site, model) for site, model in self._sent_models if site != ticket.site}
             if not isinstance(order, Order):
                 log.warning("%s: %s.", ticket.site, fault)
             elif again and order.tries < _TRIES:

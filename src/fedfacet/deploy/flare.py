@@ -37,12 +37,12 @@ _WRONG = ("InvalidArgumentError", "InvalidJobDefinition", "AuthorizationError") 
 @contextlib.contextmanager
 def _listening() -> Iterator[list[str]]:
     """Lend a list of what is logged meanwhile, FLARE's reasons among it."""
-    said: list[str] = []
+    output: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: output.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
     try:
-        yield said
+        yield output
     finally:
         logging.getLogger().removeHandler(handler)
 
@@ -68,7 +68,7 @@ class Flare:
         self._members: set[str] = set()  # of the job
         self._lost: set[str] = set()  # those of them that have left a message without an answer
         self._started: set[str] = set()  # those of them that were seen at work in the job
-        self._said: tuple[float, dict[str, bool]] = (-1e9, {})
+        self._last_status: tuple[float, dict[str, bool]] = (-1e9, {})
         self._came: list[tuple[Ticket, bytes | Fault]] = []
 
     def _log_in(self, seconds: float) -> Any:
@@ -127,11 +127,11 @@ class Flare:
             self._look_for_strays()
         while self._line is not None and self._line.poll(0 if self._came else max(0.0, until - time.monotonic())):
             with self._while_it_lives() as line:
-                told = json.loads(line.recv_bytes())
+                reply = json.loads(line.recv_bytes())
                 content: bytes | Fault = line.recv_bytes()
-                if "fault" in told:
-                    content = Fault(told["fault"])
-                if (ticket := self._open.pop(told["number"], None)) is not None:
+                if "fault" in reply:
+                    content = Fault(reply["fault"])
+                if (ticket := self._open.pop(reply["number"], None)) is not None:
                     self._lost |= {ticket.site} if isinstance(content, Fault) else set()
                     self._came.append((ticket, content))
         if not self._came and self._line is None:
@@ -159,14 +159,14 @@ class Flare:
 
     def _at_work(self, patient: bool = True) -> dict[str, bool]:
         """Return the sites that answer FLARE, and whether each has a job."""
-        if time.monotonic() - self._said[0] > _LOOKS_EVERY:
-            said = self._asked(_job_status, patient)
+        if time.monotonic() - self._last_status[0] > _LOOKS_EVERY:
+            statuses = self._asked(_job_status, patient)
             answers: dict[str, bool] = {}
-            for of in said:  # one for each job of a site
+            for of in statuses:  # one for each job of a site
                 if of["status"] != "no_reply":
                     answers[of["client_name"]] = answers.get(of["client_name"], False) or of["status"] == "started"
-            self._said = time.monotonic(), answers
-        return self._said[1]
+            self._last_status = time.monotonic(), answers
+        return self._last_status[1]
 
     def _look_for_strays(self) -> None:
         """End the job if a site with a message is there and no longer in it, as after a quick start of its FLARE.
@@ -204,12 +204,12 @@ class Flare:
             except Exception as error:  # FLARE has a class for each fault, and no common one
                 if isinstance(error, FedFacetError) and not self._logged_in:
                     raise
-                said = f"Expected FLARE to do what it was asked, but it says `{first_line(error)}`"
+                fault = f"Expected FLARE to do what it was asked, but it says `{first_line(error)}`"
                 if type(error).__name__ in _WRONG:
-                    raise EngineError(f"{said}: look at its server's log.txt.") from None
+                    raise EngineError(f"{fault}: look at its server's log.txt.") from None
             if time.monotonic() + pause > until:
-                raise Shortfall(f"{said}, for {self.start_seconds if patient else 0:g} seconds: look at its server's log.txt")
-            log.info("%s; it is asked again in %g seconds.", said, pause)
+                raise Shortfall(f"{fault}, for {self.start_seconds if patient else 0:g} seconds: look at its server's log.txt")
+            log.info("%s; it is asked again in %g seconds.", fault, pause)
             self._log_out()
             time.sleep(pause)
             pause = min(2 * pause, 10.0)

@@ -57,14 +57,14 @@ class Relay(Controller):  # type: ignore[misc]
                 while not abort_signal.triggered:
                     if not self._line.poll(0.1):
                         continue
-                    told = json.loads(self._line.recv_bytes())
-                    if told["do"] == "end":
+                    request = json.loads(self._line.recv_bytes())
+                    if request["do"] == "end":
                         return
-                    if told["do"] == "cancel":
-                        for number in told["numbers"]:
+                    if request["do"] == "cancel":
+                        for number in request["numbers"]:
                             self._cancel(number, fl_ctx)
                     else:
-                        self._pass_on(told["number"], told["site"], self._line.recv_bytes(), fl_ctx)
+                        self._pass_on(request["number"], request["site"], self._line.recv_bytes(), fl_ctx)
             except (EOFError, OSError):
                 return
             finally:
@@ -81,21 +81,21 @@ class Relay(Controller):  # type: ignore[misc]
         result, number = client_task.result, client_task.task.props["number"]
         client_task.result = None  # or FLARE would hold it until the job ends
         if result.get_return_code() == ReturnCode.OK and isinstance(result.get(_MESSAGE), bytes):
-            self._tell(number, {}, result[_MESSAGE])
+            self._pass_back(number, {}, result[_MESSAGE])
         else:
             fault = result.get(_FAULT) or f"FLARE says {result.get_return_code()}"
-            self._tell(number, {"fault": f"{client_task.client.name} has no answer: {fault}"})
+            self._pass_back(number, {"fault": f"{client_task.client.name} has no answer: {fault}"})
 
     def _done(self, task: Task, fl_ctx: FLContext) -> None:
         """Say that a task has ended without an answer, as where its site is gone."""
         gone = task.completion_status == TaskCompletionStatus.CLIENT_DEAD
         what = "is gone" if gone else f"has no answer: FLARE's task ended with {task.completion_status}"
-        self._tell(task.props["number"], {"fault": f"{task.props['site']} {what}"})
+        self._pass_back(task.props["number"], {"fault": f"{task.props['site']} {what}"})
 
-    def _tell(self, number: int, told: dict[str, Any], message: bytes = b"") -> None:
+    def _pass_back(self, number: int, fields: dict[str, Any], message: bytes = b"") -> None:
         with self._lock:
             if self._tasks.pop(number, None) is not None:
-                self._line.send_bytes(json.dumps({"number": number, **told}).encode())
+                self._line.send_bytes(json.dumps({"number": number, **fields}).encode())
                 self._line.send_bytes(message)
 
     def _cancel(self, number: int, fl_ctx: FLContext) -> None:

@@ -57,7 +57,7 @@ def pack(message: Message) -> bytes:
     Equal messages are equal bytes, so that the digest of an update is that of its message. The file is written here and not by
     safetensors, which would make three copies of a model to send one; it is byte for byte what safetensors makes.
     """
-    told = {"protocol": PROTOCOL, "kind": message.kind, "run": message.run, "body": dict(message.body), "seal": _BLANK}
+    header = {"protocol": PROTOCOL, "kind": message.kind, "run": message.run, "body": dict(message.body), "seal": _BLANK}
     tensors = {f"{bundle}|{name}": tensor for bundle, held in message.bundles.items() for name, tensor in held.items()}
     places, parts, end = {}, [], 0
     for dtype, code in _CODES.items():
@@ -70,7 +70,7 @@ def pack(message: Message) -> bytes:
     if lost := sorted(tensors.keys() - places.keys()):
         raise MessageError(f"{lost[0]} is of {tensors[lost[0]].dtype}, which no message carries")
     head = json.dumps(
-        {"__metadata__": {"fedfacet": json.dumps(told, sort_keys=True)}, **places}, ensure_ascii=False, separators=(",", ":")
+        {"__metadata__": {"fedfacet": json.dumps(header, sort_keys=True)}, **places}, ensure_ascii=False, separators=(",", ":")
     ).encode()
     head += b" " * (-len(head) % 8)
     head = len(head).to_bytes(8, "little") + head
@@ -88,15 +88,15 @@ def unpack(content: bytes, most_bytes: int) -> Message:
     """
     if len(content) > most_bytes:
         raise MessageError(f"it has {len(content):,} bytes, more than the {most_bytes:,} of max_letter_mb")
-    told, places, data = _opened(content)
+    header, places, data = _opened(content)
     try:
-        if told["protocol"] != PROTOCOL:
-            raise MessageError(f"it is of protocol {told['protocol']}, and protocol {PROTOCOL} is spoken here")
+        if header["protocol"] != PROTOCOL:
+            raise MessageError(f"it is of protocol {header['protocol']}, and protocol {PROTOCOL} is spoken here")
         bundles: dict[str, State] = {}
         for name, place in places.items():
             bundle, _, key = name.partition("|")
             bundles.setdefault(bundle, {})[key] = _tensor(data, **place)
-        kind, run, body = told["kind"], told["run"], told["body"]
+        kind, run, body = header["kind"], header["run"], header["body"]
         if not (isinstance(kind, str) and isinstance(run, str) and isinstance(body, dict)):
             raise ValueError("a field is of another type")
     except MessageError:
@@ -130,11 +130,11 @@ def _opened(content: bytes) -> tuple[dict[str, Any], dict[str, Any], memoryview]
         size = 8 + int.from_bytes(content[:8], "little")
         head, data = content[:size], memoryview(content)[size:]
         places = json.loads(head[8:])
-        told = json.loads(places.pop("__metadata__")["fedfacet"])
-        seen = hashlib.sha256(head.replace(_SEALED % told["seal"].encode(), _SEALED % _BLANK.encode()))
+        header = json.loads(places.pop("__metadata__")["fedfacet"])
+        seen = hashlib.sha256(head.replace(_SEALED % header["seal"].encode(), _SEALED % _BLANK.encode()))
         seen.update(data)
-        if seen.hexdigest() == told["seal"]:
-            return dict(told), places, data
+        if seen.hexdigest() == header["seal"]:
+            return dict(header), places, data
     raise MessageError("it is damaged or cut short, as its sha256 shows")
 
 

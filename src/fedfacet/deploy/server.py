@@ -124,10 +124,10 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
     }
     engine: DeployedEngine = make(config.sites, transport=transport, registry=registry, run=saved["run"], greeting=greeting)
     engine.exchange.greet()
-    said = [engine.exchange.said(client) for client in range(len(registry.clients))]
+    reported = [engine.exchange.reported(client) for client in range(len(registry.clients))]
     # As many samples as each client has, all of them the card's blank one: what counts samples finds the true numbers.
-    partition = Partition(tuple(np.zeros(number, np.int64) for number, _, _ in said))
-    known = json.dumps([[member.name, *of[1:]] for member, of in zip(registry.clients, said, strict=True)])
+    partition = Partition(tuple(np.zeros(number, np.int64) for number, _, _ in reported))
+    known = json.dumps([[member.name, *of[1:]] for member, of in zip(registry.clients, reported, strict=True)])
     federation = put_together(
         config,
         run_dir,
@@ -135,7 +135,7 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
             card.dataset(),
             partition,
             val=np.empty(0, np.int64),
-            local_holdout=tuple(np.zeros(int(share > 0), np.int64) for _, _, share in said),
+            local_holdout=tuple(np.zeros(int(share > 0), np.int64) for _, _, share in reported),
         ),
         engine,
         partition_digest=hashlib.sha256(known.encode()).hexdigest(),
@@ -164,7 +164,7 @@ def _shape_of(tensor: Tensor) -> Tensor:
 def save_names(run_dir: Path, federation: DeployedFederation) -> None:
     """Write what a resume must know besides the configuration: the run's name and the roster."""
     exchange = federation.engine.exchange
-    holdout = [exchange.said(client)[2] for client in range(len(exchange.registry.clients))]
+    holdout = [exchange.reported(client)[2] for client in range(len(exchange.registry.clients))]
     saved = {"run": exchange.run, "roster": exchange.registry.plain, "holdout": holdout}
     write_synced(run_dir / SAVED, [sealed_json(saved).encode()])
 

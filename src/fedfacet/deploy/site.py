@@ -15,7 +15,8 @@ import torch
 
 from fedfacet import __version__
 from fedfacet.build import clients_of_settings, holdout_seed
-from fedfacet.clients.program import Clients
+from fedfacet.clients.queries.base import answer_query
+from fedfacet.clients.trainer import Clients
 from fedfacet.data.federated import FederatedData, hold_out_locally
 from fedfacet.deploy.agreement import agreed, check_overrides, differences, settings_digest, versions
 from fedfacet.deploy.card import Card
@@ -54,8 +55,8 @@ def refusing() -> Callable[[bytes], bytes]:
 
     def answer(content: bytes) -> bytes:
         run = unpack(content, len(content)).run
-        told = {"code": "data", "sentence": sentence, "answers": digest_of(content)}
-        return pack(Message("refusal", run, told))
+        details = {"code": "data", "sentence": sentence, "answers": digest_of(content)}
+        return pack(Message("refusal", run, details))
 
     return answer
 
@@ -148,8 +149,8 @@ class Site:
         except MessageError as error:
             reply = Message("refusal", message.run, {"code": "letter", "sentence": f"a message is not read: {error}"})
         except Exception as error:
-            sentence, told = f"{type(error).__name__}: {first_line(error)}", isinstance(error, FedFacetError)
-            if not told or isinstance(error, DatasetCorruptError | DatasetNotFoundError):  # a file may have a patient's name
+            sentence, ours = f"{type(error).__name__}: {first_line(error)}", isinstance(error, FedFacetError)
+            if not ours or isinstance(error, DatasetCorruptError | DatasetNotFoundError):  # a file may have a patient's name
                 more, sentence = sentence, f"{type(error).__name__}, of which audit.jsonl tells its operator more"
             reply = Message("refusal", message.run, {"code": "failed", "sentence": sentence})
         answer = pack(Message(reply.kind, reply.run, {**reply.body, "answers": digest}, reply.bundles))
@@ -175,10 +176,54 @@ class Site:
 
     def _hello(self, message: Message, digest: str) -> Message:
         """Make the clients of a run, or refuse it."""
-        body, policy = message.body, self.settings.policy
+        body = message.body
         if self._run is not None and self._run.hello == digest:
             self._hellos[message.run] += 1
             return self._run.answer
+        names, settings, shares = self._accepted(message)
+        clients = clients_of_settings(settings, self._data(settings, names, body["num_clients"], shares))
+        key, before = site_key(self.settings.state, keep=self.remembers)
+        key = b"" if message.run in before else key
+        answer = Message(
+            "hello",
+            message.run,
+            {
+                "clients": {
+                    name: [len(clients.partition.indices[k]), digest_of_samples(self.samples[name], key), shares[name]]
+                    for k, name in names.items()
+                },
+                "queries": list(self.settings.policy.queries),
+                "versions": {**versions(), "protocol": PROTOCOL},
+                "threads": torch.get_num_threads(),
+                "device": clients.device.type,
+            },
+        )
+        self._hellos[message.run] += 1
+        self._run = _Run(digest, answer, message.run, clients, names, body["keeps_rounds"])
+        return answer
+
+    def _accepted(self, message: Message) -> tuple[dict[int, str], dict[str, Any], dict[str, float]]:
+        """Return the names by number, the settings and the held-out shares by name of a run, or refuse it."""
+        body, policy = message.body, self.settings.policy
+        names = self._names(message)
+        settings = agreed(check_overrides(body["overrides"]))
+        if settings_digest(settings) != body["settings"]:
+            raise Refused("settings", "the run's settings come to others here: the yamls or the versions of FedFacet differ")
+        for group, allowed in policy.options.items():
+            if (chosen := settings["choices"].get(group)) not in allowed:
+                raise Refused("policy", f"{group}={chosen} is not among the operator's `policy.options`")
+        settings["engine"]["device"] = self.settings.device
+        shares = {name: self.settings.clients[name].holdout for name in names.values()}
+        fault = self.disk.other_draw(
+            {name: [holdout_seed(settings["partition"]), k] for k, name in names.items() if shares[name]}, keep=self.remembers
+        )
+        if fault is not None:
+            raise Refused("data", fault)
+        return names, settings, shares
+
+    def _names(self, message: Message) -> dict[int, str]:
+        """Return the names of a run's clients by number, or refuse it if it is not of these versions, this card and roster."""
+        body, policy = message.body, self.settings.policy
         if not (len(message.run) == 32 and set(message.run) <= set("0123456789abcdef")):
             raise Refused("letter", "a run has a name of 32 hexadecimal digits")
         if (theirs := str(body["versions"]["fedfacet"])[:40]) != __version__:
@@ -202,39 +247,7 @@ class Site:
         for name, (_, y, _) in self.samples.items():
             if len(y) < policy.min_samples:
                 raise Refused("too_few_samples", f"{name} has fewer samples than the {policy.min_samples} of its operator")
-        settings = agreed(check_overrides(body["overrides"]))
-        if settings_digest(settings) != body["settings"]:
-            raise Refused("settings", "the run's settings come to others here: the yamls or the versions of FedFacet differ")
-        for group, allowed in policy.options.items():
-            if (chosen := settings["choices"].get(group)) not in allowed:
-                raise Refused("policy", f"{group}={chosen} is not among the operator's `policy.options`")
-        settings["engine"]["device"] = self.settings.device
-        shares = {name: self.settings.clients[name].holdout for name in names.values()}
-        fault = self.disk.other_draw(
-            {name: [holdout_seed(settings["partition"]), k] for k, name in names.items() if shares[name]}, keep=self.remembers
-        )
-        if fault is not None:
-            raise Refused("data", fault)
-        clients = clients_of_settings(settings, self._data(settings, names, body["num_clients"], shares))
-        key, before = site_key(self.settings.state, keep=self.remembers)
-        key = b"" if message.run in before else key
-        answer = Message(
-            "hello",
-            message.run,
-            {
-                "clients": {
-                    name: [len(clients.partition.indices[k]), digest_of_samples(self.samples[name], key), shares[name]]
-                    for k, name in names.items()
-                },
-                "queries": list(policy.queries),
-                "versions": {**versions(), "protocol": PROTOCOL},
-                "threads": torch.get_num_threads(),
-                "device": clients.device.type,
-            },
-        )
-        self._hellos[message.run] += 1
-        self._run = _Run(digest, answer, message.run, clients, names, body["keeps_rounds"])
-        return answer
+        return names
 
     def _weights(self, message: Message, digest: str) -> Message:
         """Take a model of the round; those of other rounds go."""
@@ -253,7 +266,7 @@ class Site:
             )
         task = self._task(message)
         query = from_plain(message.body["query"])
-        answer = self._serving.clients.answer(query, task)
+        answer = answer_query(self._serving.clients, query, task)
         counts, least = np.array(_counts_of(query, answer.value)), self.settings.policy.min_counted
         if ((counts > 0) & (counts < least)).any():  # with noise or without, as the server says how much of it there is
             raise Refused(
@@ -347,7 +360,7 @@ class Site:
 
     def _audit(self, message: Message, content: bytes, reply: Message, answer: bytes, seconds: float, more: str) -> None:
         """Write down what came and what left, and of a fault what did not."""
-        told = {
+        details = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "run": message.run,
             "kind": message.kind,
@@ -362,4 +375,4 @@ class Site:
             **({"note": self._note} if self._note else {}),
         }
         with open(self.settings.state / "audit.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(details) + "\n")

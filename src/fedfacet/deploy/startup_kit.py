@@ -151,9 +151,9 @@ def start(kit: Path, allowed: str, environment: Mapping[str, str], site: str | N
     os.execve("/bin/bash", ["bash", script, "--once"], {**os.environ, "PATH": path, **environment})
 
 
-def certificate_fault(said: str, kit: Path) -> str | None:
+def certificate_fault(printed: str, kit: Path) -> str | None:
     """Return a sentence on a certificate that was not accepted, if what FLARE has said tells of one."""
-    if (found := _CERTIFICATE.search(said)) is None:
+    if (found := _CERTIFICATE.search(printed)) is None:
         return None
     return (
         f"Expected FLARE's server and the kit {kit} to hold certificates of one project, those that startup/rootCA.pem has "
@@ -170,13 +170,13 @@ def _watch(kit: Path) -> None:
         return
     if os.fork() == 0:  # its parent ends at once, so that FLARE need not wait for it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        until, told = time.monotonic() + _WATCHES, None
-        while told is None and time.monotonic() < until and _lives(flare):
+        until, fault = time.monotonic() + _WATCHES, None
+        while fault is None and time.monotonic() < until and _lives(flare):
             time.sleep(0.5)
             new = log.read_bytes()[before:] if log.exists() else b""
-            told = certificate_fault(new.decode(errors="replace"), kit)
-        if told is not None:
-            print(f"error: {told}", file=sys.stderr, flush=True)
+            fault = certificate_fault(new.decode(errors="replace"), kit)
+        if fault is not None:
+            print(f"error: {fault}", file=sys.stderr, flush=True)
     os._exit(0)
 
 

@@ -12,6 +12,7 @@ from scipy.special import ndtr, ndtri
 
 from fedfacet.arguments import Choice, Declared, Whole, Within
 from fedfacet.rng import stream
+from fedfacet.types import DEVICES, OVERCOMMIT, WAITING
 
 BYTES_PER_FLOAT = 4
 BYTES_PER_MEGABIT = 125_000.0
@@ -171,6 +172,12 @@ class Devices(Declared, ABC):
     battery_joules: Annotated[float | None, Within("(0, 3.4e38]")] = None
     charge_watts: Annotated[float, Within("[0, 3.4e38]")] = 0.0
     seed: Annotated[int, Whole(0)] = 0
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """What other parts may require, or cannot do with."""
+        waits = self.deadline is not None or self.overcommit > 1 or self.uplink != "parallel"
+        return frozenset([DEVICES, *[WAITING] * waits, *[OVERCOMMIT] * (self.overcommit > 1)])
 
     def __post_init__(self) -> None:
         super().__post_init__()

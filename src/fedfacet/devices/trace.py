@@ -157,9 +157,9 @@ def _hours(entry: Mapping[str, Any], path: str) -> tuple[Any, Any, float]:
     try:
         Calendar((starts,), (ends,), np.array([period]))
     except ValueError as error:
-        said = str(error).partition("but client 0 has ")[2].partition(": ")[0]
+        fault = str(error).partition("but client 0 has ")[2].partition(": ")[0]
         raise ConfigError(
-            f"Expected on-line hours of every device, but in {path} one has {said}: leave that device out."
+            f"Expected on-line hours of every device, but in {path} one has {fault}: leave that device out."
         ) from None
     return starts, ends, period
 
@@ -170,5 +170,5 @@ def _number(value: Any, key: str, path: str) -> float:
             return float(value)
         except (ValueError, OverflowError):
             pass
-    told = repr(value[:40]) if isinstance(value, str) else f"a value of type {type(value).__name__}"
-    raise ConfigError(f"Expected a number under `{key}` for every device, but {path} has {told}: fix it.")
+    shown = repr(value[:40]) if isinstance(value, str) else f"a value of type {type(value).__name__}"
+    raise ConfigError(f"Expected a number under `{key}` for every device, but {path} has {shown}: fix it.")

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from fedfacet import state
 from fedfacet.clients.prediction import Predictions
-from fedfacet.clients.program import Clients
+from fedfacet.clients.trainer import Clients
 from fedfacet.cores import num_cores
 from fedfacet.engines.base import Engine
 from fedfacet.engines.graphs import GraphsEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.engines.vectorized import VectorizedEngine
 from fedfacet.engines.workers import WorkersEngine
-from fedfacet.machine_memory import peak_memory, told_available
+from fedfacet.machine_memory import peak_memory, reported_memory
 from fedfacet.parallel.schedule import makespan, pieces
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State
 
@@ -255,7 +255,7 @@ def _made(choice: Mapping[str, Any], device: str) -> Engine:
 
 def _fitting_processes() -> int:
     """Return how many processes of this one's size the free memory has room for, 1 at least."""
-    free = told_available()
+    free = reported_memory()
     return num_cores() if free is None else max(1, int(0.8 * free / peak_memory()))
 
 

@@ -13,7 +13,7 @@ from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 if TYPE_CHECKING:  # the server side of the wall imports this file, and must not pull in data/ with it
     from fedfacet.clients.prediction import Predictions
-    from fedfacet.clients.program import Clients
+    from fedfacet.clients.trainer import Clients
 
 
 class Engine:
@@ -73,7 +73,9 @@ class Engine:
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer, in the order of the tasks."""
-        return (self.clients.answer(query, task) for task in tasks)
+        from fedfacet.clients.queries.base import answer_query  # late: see above
+
+        return (answer_query(self.clients, query, task) for task in tasks)
 
     def predict(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State | None = None) -> "list[Predictions]":
         """Return what a model says of the samples of some splits.
@@ -93,8 +95,14 @@ class Engine:
         """Count how a model does on some splits; the arguments are those of ``predict``."""
         from fedfacet.clients.prediction import count  # late: see above
 
-        said = self.predict(model, splits, memory)
-        return [count(self.clients.dataset, *pair) for pair in zip(said, splits, strict=True)]
+        predictions = self.predict(model, splits, memory)
+        return [count(self.clients.dataset, *pair) for pair in zip(predictions, splits, strict=True)]
+
+    def measure_module(self, model: State, split: str, indices: NDArray[np.int64]) -> dict[str, float]:
+        """Return what the module logs of some samples; always in this process. See ``clients.module_measurement``."""
+        from fedfacet.clients.module_measurement import measure_module  # late: see above
+
+        return measure_module(self.clients, model, split, indices)
 
     def head_gradients(self, model: State, samples: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return what ``clients.prediction`` finds of a model, shape (Y,); always in this process, as samples are few."""
@@ -104,7 +112,9 @@ class Engine:
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> "Predictions":
         """Return the predictions of all splits, one after another."""
-        return self.clients.predict(model, splits, memory)
+        from fedfacet.clients.prediction import predict  # late: see above
+
+        return predict(self.clients, model, splits, memory)
 
     def close(self) -> None:
         """Release what ``setup`` took."""

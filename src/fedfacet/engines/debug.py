@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedfacet import state
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.prediction import Predictions
+from fedfacet.clients.queries.base import answer_query
 from fedfacet.engines.base import Engine
 from fedfacet.errors import BadUpdateError, EngineError
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
@@ -51,7 +52,7 @@ class DebugEngine(Engine):
         """Yield each client's answer, in the order of the tasks."""
         for task in tasks:
             with _watched():
-                answer = self.clients.answer(query, task)
+                answer = answer_query(self.clients, query, task)
             yield answer
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:

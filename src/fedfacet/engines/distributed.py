@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet import state
-from fedfacet.arguments import check_choice
+from fedfacet.arguments import Number, check_choice
 from fedfacet.clients.client_data import evaluation_batch_size
-from fedfacet.clients.prediction import Predictions
+from fedfacet.clients.prediction import Predictions, predict
+from fedfacet.clients.queries.base import answer_query
 from fedfacet.cores import crowded
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError, EngineError
@@ -27,17 +28,18 @@ from fedfacet.parallel.messages import (
     Halted,
     Joined,
     Message,
-    Prediction,
+    Order,
     Sum,
     Work,
     pack_tasks,
     unpack_task,
 )
 from fedfacet.parallel.place import Place, find_place
-from fedfacet.parallel.ranks import RankLost, Ranks, in_background
+from fedfacet.parallel.ranks import MAX_RANKS_WITH_0, RankLost, Ranks, in_background
 from fedfacet.parallel.schedule import batches
 from fedfacet.parallel.sums import Step, TreeSum, Weighed, blocks, node_of, plan
 from fedfacet.parallel.work_queue import DealtRound, handfuls
+from fedfacet.parallel.worker import carry_out
 from fedfacet.types import Answer, Broadcast, ClientTask, ClientUpdate, Query, State, SummedUpdate
 
 T = TypeVar("T")
@@ -83,8 +85,7 @@ class DistributedEngine(Engine):
         if backend not in (None, "gloo", "nccl"):
             raise ValueError(f"Expected `engine.backend` to be gloo, nccl or null, but got {backend!r}.")
         check_choice("engine.sums", sums, ("cohort", "tree"))
-        if not timeout_seconds > 0:
-            raise ValueError(f"Expected `engine.timeout_seconds` to be larger than 0, but got {timeout_seconds}.")
+        Number("larger than 0").check("engine.timeout_seconds", timeout_seconds)
         self._place = find_place()
         self.device = _own_device(device, self._place)
         if backend == "nccl" and not torch.cuda.is_available():
@@ -133,7 +134,7 @@ class DistributedEngine(Engine):
             return self._summed(list(tasks))
         if self._place.num_ranks == 1:
             return super().run(tasks)
-        return self._dealt(list(tasks), None, lambda _, task: self.clients.train(task), _received)
+        return self._each(list(tasks), None, lambda _, task: self.clients.train(task), _received)
 
     def total(self) -> Weighed | None:
         """Return the sum of the last ``run``'s updates along the tree; ``None`` if no update was added."""
@@ -146,22 +147,23 @@ class DistributedEngine(Engine):
             return super().ask(query, tasks)
         if not query.needs_model:
             tasks = [replace(task, broadcast=Broadcast({})) for task in tasks]
-        return self._dealt(list(tasks), query, lambda _, task: self.clients.answer(query, task), _answered)
+        return self._each(list(tasks), query, lambda _, task: answer_query(self.clients, query, task), _answered)
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
         batch_size = evaluation_batch_size(self.clients.dataset, self.clients.device)
         if sum(-(-len(split) // batch_size) for split in splits) < 2 or self._place.num_ranks == 1:
-            return self.clients.predict(model, splits, memory)
+            return predict(self.clients, model, splits, memory)
         ranks = self._free_ranks()
-        members = [0, *ranks.others]
-        shares = dict(zip(members, batches(splits, batch_size, len(members)), strict=True))
-        ranks.owed = dict.fromkeys(ranks.others, 1)
-        ranks.send({rank: Message(Prediction(shares[rank])) for rank in ranks.others}, [model, memory])
-        parts = [self.clients.predict(model, shares[0], memory)]
-        for rank in members[1:]:
-            part = self._part(ranks, rank)
-            parts.append(self.clients.predict(model, shares[rank], memory) if part is None else part)
-        return Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+        number = len(ranks.others) + (len(ranks.others) < MAX_RANKS_WITH_0)
+        shares = [share for share in batches(splits, batch_size, number) if share]
+        orders = [Message(Order(position, batches=share)) for position, share in enumerate(shares)]
+        hands = [range(position, position + 1) for position in range(len(shares))]
+
+        def own(position: int) -> Predictions:
+            return predict(self.clients, model, shares[position], memory)
+
+        costs = [len(share) for share in shares]
+        return Predictions.joined(self._dealt(Work(), [model, memory], orders, hands, costs, own, _answered))
 
     def close(self) -> None:
         """Tell the other ranks that the run is over; they stop after the client in progress, whatever they still had to do."""
@@ -181,24 +183,21 @@ class DistributedEngine(Engine):
             EngineError: if rank 0 is gone.
         """
         ranks = self._join()
-        dealt: deque[list[tuple[int, ClientTask]]] = deque()
-        work = Work(None)
+        dealt: deque[list[Message]] = deque()
+        work = Work()
         common: Sequence[State] = ()
         while True:
             while dealt and not ranks.ready(0):
-                ranks.post(0, Message.joined([self._result(*task, work) for task in dealt.popleft()]))
+                ranks.post(0, Message.joined([self._result(order, [*common, *own], work) for order, own in dealt.popleft()]))
             order, bundles = ranks.receive(0)
             match order:
                 case Work():
                     work, common = order, bundles
                     self._tree = TreeSum(order.num_summed or 0)
                 case Joined():
-                    parts = Message(order, bundles).parted()
-                    dealt.append([(one.position, unpack_task(one.task, one.places, [*common, *own])) for one, own in parts])
+                    dealt.append(Message(order, bundles).parted())
                 case Combine():
                     self._combine(self._tree.copy(), order.steps)
-                case Prediction():
-                    ranks.post(0, self._prediction(order, *bundles))
                 case Halt():
                     dealt.clear()
                     with contextlib.suppress(EngineError):  # rank 0 may be gone by now
@@ -207,24 +206,15 @@ class DistributedEngine(Engine):
                     if order.leave:
                         return
 
-    def _result(self, position: int, task: ClientTask, work: Work) -> Message:
-        """Return what a serving rank has to say to a task."""
+    def _result(self, order: Order, bundles: Sequence[State], work: Work) -> Message:
+        """Return what a serving rank has to say to an order."""
         try:
-            if work.query is not None:
-                return Message(self.clients.answer(work.query, task))
-            update = self.clients.train(task) if work.num_summed is None else self._added(position, task)
-            return Message(*wire.pack_update(update))
+            if work.num_summed is None or order.task is None:
+                return carry_out(order, bundles, self.clients)
+            task = unpack_task(order.task, order.places, bundles)
+            return Message(*wire.pack_update(self._added(order.position, task)))
         except Exception as error:
-            return self._failed(error, f"client {task.client_id} in round {task.round}")
-
-    def _prediction(self, order: Prediction, model: State, memory: State) -> Message:
-        try:
-            return Message(self.clients.predict(model, order.batches, memory))
-        except Exception as error:
-            return self._failed(error, "evaluation")
-
-    def _failed(self, error: Exception, what: str) -> Message:
-        return Message(wire.Failure.of(error, f"It was raised by {what}, on rank {self.rank}"))
+            return Message(wire.Failure.of(error, f"It was raised by {order.name}, on rank {self.rank}"))
 
     def _join(self) -> Ranks:
         if self._ranks is None:
@@ -256,7 +246,7 @@ class DistributedEngine(Engine):
         if self._place.num_ranks == 1:
             yield from itertools.starmap(self._added, enumerate(tasks))
         else:
-            yield from self._dealt(tasks, None, self._added, _received)
+            yield from self._each(tasks, None, self._added, _received)
 
     def _added(self, position: int, task: ClientTask) -> ClientUpdate:
         """Have a client train, add its update to the sum, and return what is left of it."""
@@ -264,34 +254,53 @@ class DistributedEngine(Engine):
         self._tree.add((0, position), value)
         return update
 
-    def _dealt(
+    def _each(
         self,
         tasks: Sequence[ClientTask],
         query: Query | None,
         own: Callable[[int, ClientTask], T],
         received: Callable[[Message], T],
     ) -> Iterator[T]:
-        """Yield the results of all tasks in order: ``own``'s of those that this rank takes, ``received``'s of the others."""
-        ranks = self._free_ranks()
-        common, packed = pack_tasks(tasks)
+        """Yield the results of all tasks in order; the arguments are those of ``_dealt``."""
+        num_ranks = len(self._free_ranks().others) + 1
+        common, orders = pack_tasks(tasks, query)
         kind = "" if query is None else query.name
         steps = [self.clients.num_steps(task) for task in tasks]
-        sums, num_ranks = query is None and self.sums == "tree", len(ranks.others) + 1
+        sums = query is None and self.sums == "tree"
         hands = blocks(len(tasks), num_ranks) if sums else handfuls(steps, num_ranks, self._fitting.get(kind, 0))
-        costs = [sum(steps[position] for position in hand) for hand in hands]
-        work = Work(query, len(tasks) if sums else None)
-        ranks.send({rank: Message(work) for rank in ranks.others}, common)
-        self._round = now = DealtRound(ranks, [[packed[position] for position in hand] for hand in hands], costs, stays=sums)
         seconds = cost = 0.0
+
+        def timed(position: int) -> T:
+            nonlocal seconds, cost
+            began = time.perf_counter()
+            result = own(position, tasks[position])
+            seconds, cost = seconds + time.perf_counter() - began, cost + steps[position]
+            self._fitting[kind] = _HANDFUL_SECONDS * cost / max(seconds, 1e-9)
+            return result
+
+        yield from self._dealt(Work(len(tasks) if sums else None), common, orders, hands, steps, timed, received)
+
+    def _dealt(
+        self,
+        work: Work,
+        common: Sequence[State],
+        orders: Sequence[Message],
+        hands: Sequence[range],
+        costs: Sequence[float],
+        own: Callable[[int], T],
+        received: Callable[[Message], T],
+    ) -> Iterator[T]:
+        """Yield the results of all orders: ``own``'s of those that this rank takes, ``received``'s of the others."""
+        ranks, sums = self._join(), work.num_summed is not None
+        ranks.send({rank: Message(work) for rank in ranks.others}, common)
+        handed = [[orders[position] for position in hand] for hand in hands]
+        costs = [sum(costs[position] for position in hand) for hand in hands]
+        self._round = now = DealtRound(ranks, handed, costs, stays=sums)
 
         def work_until(turn: int) -> None:
             """Train ahead until the results of a turn are there: rank 0 is never idle while it may have clients."""
-            nonlocal seconds, cost
             while (mine := now.take(turn)) is not None:
-                began = time.perf_counter()
-                now.add(0, mine, [own(position, tasks[position]) for position in hands[mine]])
-                seconds, cost = seconds + time.perf_counter() - began, cost + costs[mine]
-                self._fitting[kind] = _HANDFUL_SECONDS * cost / max(seconds, 1e-9)
+                now.add(0, mine, [own(position) for position in hands[mine]])
 
         try:
             in_background(now.deal).result()
@@ -346,19 +355,6 @@ class DistributedEngine(Engine):
                     lost[error.rank] = error
         return list(lost.values())
 
-    def _part(self, ranks: Ranks, rank: int) -> Predictions | None:
-        """Return a rank's share of predictions; ``None`` if the rank is lost."""
-        if rank not in ranks.others:
-            return None
-        try:
-            message = ranks.receive(rank)
-        except RankLost as error:
-            ranks.lose(error)
-            return None
-        ranks.owed[rank] = 0
-        part: Predictions = wire.unless_failed(message.body)
-        return part
-
 
 def _received(message: Message) -> ClientUpdate:
     update = wire.unpack_update(wire.unless_failed(message.body), message.bundles)
@@ -366,9 +362,8 @@ def _received(message: Message) -> ClientUpdate:
     return replace(update, extras=state.clone(update.extras), memory=state.clone(update.memory))
 
 
-def _answered(message: Message) -> Answer:
-    answer: Answer = wire.unless_failed(message.body)
-    return answer
+def _answered(message: Message) -> Any:
+    return wire.unless_failed(message.body)
 
 
 def _own_device(name: str, place: Place) -> str:

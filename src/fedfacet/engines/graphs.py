@@ -7,9 +7,9 @@ from functools import partial
 import torch
 
 from fedfacet import state
-from fedfacet.clients.program import Clients
 from fedfacet.clients.recorded_steps import CannotRecordError
 from fedfacet.clients.recorded_training import RecordedTraining, Recordings
+from fedfacet.clients.trainer import Clients
 from fedfacet.engines.base import Engine
 from fedfacet.types import ClientTask, ClientUpdate, State
 

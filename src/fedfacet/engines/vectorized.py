@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from fedfacet.clients.program import Clients
 from fedfacet.clients.recorded_steps import complaint
+from fedfacet.clients.trainer import Clients
 from fedfacet.clients.vectorized_stack import CannotStackError
 from fedfacet.clients.vectorized_training import StackedTraining
 from fedfacet.clients.vectorized_trial import try_out

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection as mp_connection
-from multiprocessing.process import BaseProcess, current_process
+from multiprocessing.process import current_process
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
@@ -20,25 +20,24 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet import state
+from fedfacet.arguments import Number
 from fedfacet.clients.client_data import evaluation_batch_size
 from fedfacet.clients.prediction import Predictions
 from fedfacet.cores import MAX_THREADS, check_processes, crowded, num_cores
 from fedfacet.engines.base import Engine
 from fedfacet.errors import EngineError
 from fedfacet.parallel import shared_memory, wire
-from fedfacet.parallel.messages import pack_tasks
-from fedfacet.parallel.processes import process_context, sheltered
-from fedfacet.parallel.schedule import batches, pieces
+from fedfacet.parallel.messages import Order, pack_tasks
+from fedfacet.parallel.processes import Child
+from fedfacet.parallel.schedule import MAX_DEATHS, batches, pieces
 from fedfacet.parallel.shared_memory import Channel
-from fedfacet.parallel.worker import Common, Order, serve
+from fedfacet.parallel.worker import Common, Part, serve
 from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 
 log = logging.getLogger(__name__)
 
 UNGUARDED = 96
 """The exit code of a worker in which the user's script starts workers too, because it runs once more there."""
-
-MAX_DEATHS = 3  # a piece of work that has killed so many workers is given up, and the run with it
 
 
 class WorkersEngine(Engine):
@@ -71,8 +70,7 @@ class WorkersEngine(Engine):
             raise ValueError(f"Expected `engine.workers` to be a whole number, 1 or larger, or auto, but got {workers!r}.")
         if isinstance(workers, int):
             check_processes("engine.workers", workers)
-        if not timeout_seconds > 0:
-            raise ValueError(f"Expected `engine.timeout_seconds` to be larger than 0, but got {timeout_seconds}.")
+        Number("larger than 0").check("engine.timeout_seconds", timeout_seconds)
         super().__init__(device=device)
         self.workers = workers
         self.timeout_seconds = timeout_seconds
@@ -103,25 +101,22 @@ class WorkersEngine(Engine):
         jobs: list[_Job] = []
         first_part: dict[int, _Job] = {}
         for piece in pieces(steps, self.num_workers, divisible=self.clients.divisible):
-            one, stop = packed[piece.position], piece.stop if piece.stop < steps[piece.position] else None
-            order = Order(one.task, one.places, stop=stop)
-            jobs.append(_Job(piece.position, order, one.bundles, first_part.get(piece.position)))
+            stop = piece.stop if piece.stop < steps[piece.position] else None
+            jobs.append(_Job(*packed[piece.position], stop, first_part.get(piece.position)))
             first_part[piece.position] = jobs[-1]
         for numbers, bundles in self._results(jobs, len(tasks), common):
             yield wire.unpack_update(numbers, bundles)
 
     def ask(self, query: Query, tasks: Iterable[ClientTask]) -> Iterator[Answer]:
         """Yield each client's answer."""
-        common, packed = pack_tasks(list(tasks))
-        jobs = [_Job(position, Order(one.task, one.places, query=query), one.bundles) for position, one in enumerate(packed)]
-        for answer, _ in self._results(jobs, len(jobs), common):
+        common, packed = pack_tasks(list(tasks), query)
+        for answer, _ in self._results([_Job(*message) for message in packed], len(packed), common):
             yield answer
 
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> Predictions:
         shares = batches(splits, evaluation_batch_size(self.clients.dataset, self.clients.device), self.num_workers)
-        jobs = [_Job(position, Order(batches=share), [memory]) for position, share in enumerate(shares)]
-        parts = [part for part, _ in self._results(jobs, len(jobs), [model])]
-        return Predictions(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+        jobs = [_Job(Order(position, batches=share), [memory]) for position, share in enumerate(shares)]
+        return Predictions.joined([part for part, _ in self._results(jobs, len(jobs), [model])])
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -195,15 +190,7 @@ class WorkersEngine(Engine):
             "device": str(device),
             "temporary": get_temp_dir(),
         }
-        context = process_context()
-        ours, theirs = context.Pipe()
-        process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-            target=serve, args=(theirs, self._clients, settings), daemon=True, name=f"worker-{number}"
-        )
-        with sheltered():
-            process.start()
-        theirs.close()  # or the pipe would not end with the worker
-        return _Worker(number, process, Channel(ours))
+        return _Worker(number, self._clients, settings)
 
     def _share(self, bundles: Sequence[State]) -> None:
         """Put bundles where all workers see them; none of these is at work."""
@@ -227,15 +214,11 @@ class WorkersEngine(Engine):
                 with contextlib.suppress(OSError):  # it is dead, which shows where its answer is read
                     worker.channel.send(*self._message(job, worker))
 
-    def _message(self, job: "_Job", worker: "_Worker") -> tuple[Order, list[State]]:
+    def _message(self, job: "_Job", worker: "_Worker") -> tuple[Part, list[State]]:
         """Return an order as it travels: where the common bundles are if that is news, and what the first part has left."""
-        order, bundles = job.order, job.bundles
-        if worker.common is not self._common:
-            order, worker.common = order._replace(common=self._common), self._common
-        if job.waits_for is not None and job.waits_for.half is not None:
-            numbers, tensors = job.waits_for.half
-            order, bundles = order._replace(half=numbers), [*bundles, *tensors]
-        return order, bundles
+        news, worker.common = None if worker.common is self._common else self._common, self._common
+        half, tensors = (job.waits_for and job.waits_for.half) or (None, [])
+        return Part(job.order, news, half, job.stop), [*job.bundles, *tensors]
 
     def _ready(self) -> list["_Worker"]:
         """Wait for answers; a worker that gives none in time is ended, which shows where its answer is read."""
@@ -266,8 +249,8 @@ class WorkersEngine(Engine):
         self._workers.remove(worker)
         self._workers.append(worker)
         bundles = [state.clone(bundle) for bundle in views]  # the worker's next answer overwrites them
-        if job.order.stop is None:
-            finished[job.position] = message, bundles
+        if job.stop is None:
+            finished[job.order.position] = message, bundles
         else:
             job.half = message, bundles
 
@@ -296,26 +279,21 @@ class WorkersEngine(Engine):
 class _Job:
     """A piece of work, and what has become of it."""
 
-    position: int
     order: Order
-    bundles: list[State]
+    bundles: Sequence[State]
+    stop: int | None = None
     waits_for: "_Job | None" = None
     half: tuple[Any, list[State]] | None = None
     deaths: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Worker:
+class _Worker(Child):
     """A process, what it works at, and the common bundles that it knows of."""
 
-    number: int
-    process: BaseProcess
-    channel: Channel
-    job: _Job | None = None
-    common: Common | None = None
-    since: float = 0.0  # the clock when the job was handed out
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.channel.connection.close()
+    def __init__(self, number: int, clients: bytes, settings: dict[str, Any]) -> None:
+        super().__init__(serve, clients, settings, name=f"worker-{number}")
+        self.number = number
+        self.channel = Channel(self.connection)
+        self.job: _Job | None = None
+        self.common: Common | None = None
+        self.since = 0.0  # the clock when the job was handed out

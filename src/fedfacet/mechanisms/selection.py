@@ -54,16 +54,16 @@ class SelectorLearning(Mechanism):
             known = self.selector.remember(round.before.selector, round.cohort)
             round.lap("select")
             return known
-        handed: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         result = result_of(round)
         if round.evaluator is not None and self.selector.judges is not None and (what := self.selector.judges()):
-            handed["judge"] = round.evaluator.of(what)
+            arguments["judge"] = round.evaluator.of(what)
         takes = inspect.signature(self.selector.observe).parameters
         if "change" in takes or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values()):
             sent = (*self.facts.parameters, *self.facts.buffers)
-            handed["change"] = state.subtract({name: new.model[name] for name in sent}, round.before.model)
+            arguments["change"] = state.subtract({name: new.model[name] for name in sent}, round.before.model)
         draw = rng.stream(round.seed, "selector-learns", round.number)
-        learnt = self.selector.observe(round.before.selector, result, round.updates, draw, **handed)
+        learnt = self.selector.observe(round.before.selector, result, round.updates, draw, **arguments)
         round.lap("select")
         return learnt
 

@@ -56,7 +56,7 @@ def misfit(update: object, task: ClientTask, facts: Facts, extras: Mapping[str, 
             return f"its {name} is {reprlib.repr(value)}"
     if metrics["num_seen"] < 1 and (metrics["num_seen"], metrics["loss_sum"]) != (0, 0):  # whose batches were empty says 0 of 0
         return f"its num_seen is {reprlib.repr(metrics['num_seen'])}"
-    if update.held is not None:
+    if update.mask is not None:
         return "it says what the client held, which the server writes"
     model, sends = task.broadcast.model, update.silent is not True
     for what, bundle, names, like, others in (
@@ -105,7 +105,6 @@ class UpdateCheck(Mechanism):
         if fault is None:
             return update
         self.rejected(round.number, task.client_id, fault, None)
-        round.num_dropped += 1
         return None
 
     def rejected(self, number: int, client_id: int, fault: str, query: Query | None) -> None:

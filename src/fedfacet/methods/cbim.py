@@ -18,7 +18,7 @@ from fedfacet.confusion import accuracy_of
 from fedfacet.query import Query, needs_of
 from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
-from fedfacet.types import PAYMENTS, Answer, ClientUpdate, Facts, SelectionContext, ServerState, State
+from fedfacet.types import DEVICES, PAYMENTS, Answer, ClientUpdate, Facts, SelectionContext, ServerState, State
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ class CBIMSelector(ClientSelector):
 
     provides = frozenset({PAYMENTS})
     sizes_itself = True
-    needs_devices = True
+    requires = frozenset({DEVICES})
 
     contract: Contract
     resources: Query

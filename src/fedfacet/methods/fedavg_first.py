@@ -48,9 +48,9 @@ class PretrainedSelector(ClientSelector):
 
     @property
     def excludes(self) -> Mapping[str, str]:
-        """What needs cohorts of a size that is known beforehand."""
-        names = (ASYNCHRONOUS, CENTRAL_NOISE) if self.mechanisms() else ()
-        return dict.fromkeys(names, "takes all clients in its first rounds")
+        """What needs cohorts of a size that is known beforehand, too."""
+        why = "takes all clients in its first rounds: choose poisson or uniform, or selector.pretraining_rounds=0"
+        return {**super().excludes, **dict.fromkeys((ASYNCHRONOUS, CENTRAL_NOISE) if self.mechanisms() else (), why)}
 
     def mechanisms(self) -> list[Mechanism]:
         """Return what puts FedAvg in the aggregator's place while pre-training."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedfacet.clock import Clock, Plan
 from fedfacet.devices.schedule import Load, Schedule
 from fedfacet.mechanism import Mechanism, Round
 from fedfacet.records import FederationState
-from fedfacet.types import ASYNCHRONOUS, Broadcast, ClientTask, ClientUpdate, ServerState, State
+from fedfacet.types import ASYNCHRONOUS, DEVICES, PARTS, WAITING, Broadcast, ClientTask, ClientUpdate, ServerState, State
 
 
 @dataclass(eq=False, kw_only=True)
@@ -42,6 +43,14 @@ class FedBuff(Aggregator):
     """
 
     provides = frozenset({ASYNCHRONOUS})
+    requires = frozenset({DEVICES})
+
+    excludes = MappingProxyType(
+        {
+            WAITING: "takes updates as they come: give devices.deadline=null devices.overcommit=1 devices.uplink=parallel",
+            PARTS: "takes updates as they come: choose capacity=whole submodel=whole",
+        }
+    )
 
     concurrency: int | None = None
     staleness_exponent: Annotated[float, Number("0 or larger, and finite")] = 0.5

@@ -20,7 +20,7 @@ from fedfacet.arguments import Choice, Within
 from fedfacet.query import Query, needs_of
 from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import PAYMENTS, Answer, SelectionContext, ServerState
+from fedfacet.types import DEVICES, PAYMENTS, Answer, SelectionContext, ServerState
 
 Floats = NDArray[np.float64]
 
@@ -309,7 +309,7 @@ class FMoreSelector(ClientSelector):
 
     provides = frozenset({PAYMENTS})
     sizes_itself = True
-    needs_devices = True
+    requires = frozenset({DEVICES})
 
     bid: Bid
     num_samples: Query

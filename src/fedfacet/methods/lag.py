@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedfacet.selectors.base import ClientSelector, Taxonomy, warn_of
 from fedfacet.transforms import UpdateTransform
 from fedfacet.types import (
     CLIENT_GRADIENTS,
+    DEVICES,
     STORED_GRADIENTS,
     SUMMED_GRADIENTS,
     Answer,
@@ -209,8 +211,8 @@ class LagSelector(ClientSelector):
         step = {name: change[name] for name in server["parameters"]}
         rounds_K = server["rounds"].clone()
         rounds_K[list(result.arrived)] = result.round
-        heard = sorted(set(rounds_K.tolist()) - {0})
-        ways = {round: state.add(server["ways"][round], step) if round < result.round else step for round in heard}
+        answered = sorted(set(rounds_K.tolist()) - {0})
+        ways = {round: state.add(server["ways"][round], step) if round < result.round else step for round in answered}
         far = {round: state.norm(way) ** 2 for round, way in ways.items()}
         return {
             "parameters": server["parameters"],
@@ -227,8 +229,8 @@ class LagSelector(ClientSelector):
         known = set(context.disclosed.get(self.smoothness.name, {}))
         answers = context.ask_once(self.smoothness, context.available)
         unusable = [k for k in context.available if k not in known and not math.isfinite(answers[k])]
-        said = "clients is not finite, and they take part in every round"
-        warn_of(context.round, "smoothness", unusable, len(context.available), said)
+        reason = "clients is not finite, and they take part in every round"
+        warn_of(context.round, "smoothness", unusable, len(context.available), reason)
         return answers
 
 
@@ -326,6 +328,9 @@ class Silence(UpdateTransform):
     """
 
     requires = frozenset({STORED_GRADIENTS, CLIENT_GRADIENTS})
+    excludes = MappingProxyType(
+        {DEVICES: "may send nothing, for which simulated rounds would wait: choose devices=none, or method=lag"}
+    )
 
     xi: Annotated[float, Within("[0, 3.4e38]")] = 0.1
     window: Annotated[int, Whole()] = 10

@@ -65,7 +65,7 @@ class CausalLM(Network):
         ValueError: if inputs are not rows of tokens, or a number is out of range.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the keywords are options of model=causal_lm
         self,
         num_classes: int,
         input_shape: Sequence[int],
@@ -103,7 +103,7 @@ class CausalLM(Network):
         transformers = required("transformers", extra="text", wanted_by="model=causal_lm")
         tokens = num_classes if vocabulary is None else vocabulary
         wanted = {name: value for name, value in given.items() if value is not None}
-        with _said_quietly(transformers):
+        with _quiet(transformers):
             if path is None:
                 whole = _random(transformers, tokens, input_shape[0], attention, _TINY | wanted, dict(arguments or {}))
             elif wanted or arguments:
@@ -241,10 +241,10 @@ def _check_head(whole: Any, head: nn.Linear) -> None:
     training = whole.training
     with torch.no_grad():
         tokens = torch.zeros(1, 2, dtype=torch.int64)
-        said = whole.eval()(input_ids=tokens, use_cache=False).logits
+        expected = whole.eval()(input_ids=tokens, use_cache=False).logits
         ours = head(whole.base_model(input_ids=tokens, use_cache=False).last_hidden_state)
     whole.train(training)
-    if not torch.allclose(said, ours, rtol=1e-4, atol=1e-4):
+    if not torch.allclose(expected, ours, rtol=1e-4, atol=1e-4):
         raise ConfigError(
             f"{type(whole).__name__} changes what its linear head says, which no head here does: choose another "
             "`model.architecture`."
@@ -252,7 +252,7 @@ def _check_head(whole: Any, head: nn.Linear) -> None:
 
 
 @contextlib.contextmanager
-def _said_quietly(transformers: Any) -> Iterator[None]:
+def _quiet(transformers: Any) -> Iterator[None]:
     """Keep the advice and progress bars of ``transformers`` off the terminal; errors are said by this file."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

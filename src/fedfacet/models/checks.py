@@ -73,9 +73,9 @@ def check_trained(model: nn.Module, x: Tensor, name: str) -> None:
     trained = {parameter: tensor for parameter, tensor in model.named_parameters() if tensor.requires_grad}
     training = model.training
     with rng.forked(0, "model-trained"):
-        said = model.eval()(_as_weights(model, x))
+        output = model.eval()(_as_weights(model, x))
     model.train(training)
-    gradients = torch.autograd.grad(said.sum(), list(trained.values()), allow_unused=True)
+    gradients = torch.autograd.grad(output.sum(), list(trained.values()), allow_unused=True)
     if unused := [parameter for parameter, gradient in zip(trained, gradients, strict=True) if gradient is None]:
         raise ConfigError(
             f"Expected weights that the model uses for {name}, but {unused[0]!r} has no part in what it says: name other "

@@ -53,7 +53,7 @@ class AttributeHeadObjective(L.LightningModule):
         batch = Batch(*batch)
         loss = functional.cross_entropy(self(batch.x), batch.a)
         if self._trainer is not None:
-            self.log("train/loss", loss, batch_size=len(batch.a))
+            self.log("train/loss", loss, batch_size=len(batch.a), sync_dist=True)
         return loss
 
     def configure_optimizers(self) -> Optimizer:

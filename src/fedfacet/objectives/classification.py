@@ -157,7 +157,7 @@ class ClassificationObjective(L.LightningModule):
             if isinstance(restraint, Tensor) or restraint:  # adding nothing would cost a node of the graph
                 loss = loss + restraint
         if self._trainer is not None:  # outside a Trainer there is nobody to log to, and asking costs a warning
-            self.log("train/loss", loss, batch_size=len(batch.y))
+            self.log("train/loss", loss, batch_size=len(batch.y), sync_dist=True)
         return loss
 
     def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
@@ -185,8 +185,8 @@ class ClassificationObjective(L.LightningModule):
 
     def _log(self, split: str, batch: Batch) -> None:
         logits = self(batch.x)
-        self.log(f"{split}/loss", self.loss(logits, batch), batch_size=len(batch.y))
-        self.log(f"{split}/acc", (logits.argmax(dim=1) == batch.y).float().mean(), batch_size=len(batch.y))
+        self.log(f"{split}/loss", self.loss(logits, batch), batch_size=len(batch.y), sync_dist=True)
+        self.log(f"{split}/acc", (logits.argmax(dim=1) == batch.y).float().mean(), batch_size=len(batch.y), sync_dist=True)
 
     def on_client_start(self, start: ClientStart) -> None:
         """Let the correction take note of the weights that a client starts from."""

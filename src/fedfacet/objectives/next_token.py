@@ -60,7 +60,7 @@ class NextTokenObjective(ClassificationObjective):
         logits: Tensor = self.model.head(self.model.states(batch.x))  # type: ignore[operator]
         loss = functional.cross_entropy(logits.flatten(0, 1), following(batch.x, batch.y).flatten(), ignore_index=_NOTHING)
         if self._trainer is not None:
-            self.log("train/loss", loss, batch_size=len(batch.y))
+            self.log("train/loss", loss, batch_size=len(batch.y), sync_dist=True)
         return loss if self.correction is None else loss + self.correction(self.trainable)
 
 

@@ -60,7 +60,7 @@ class SAMObjective(ClassificationObjective):
         # A sum whose second term does not depend on w: the gradient with respect to w is that at the sum.
         loss = self._loss_at({name: tensor + uphill[name] for name, tensor in self.trainable.items()}, batch)
         if self._trainer is not None:
-            self.log("train/loss", loss, batch_size=len(batch.y))
+            self.log("train/loss", loss, batch_size=len(batch.y), sync_dist=True)
         return loss if self.correction is None else loss + self.correction(self.trainable)
 
     def _loss_at(self, parameters: Mapping[str, Tensor], batch: Batch, buffers: Mapping[str, Tensor] | None = None) -> Tensor:

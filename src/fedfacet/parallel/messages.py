@@ -38,21 +38,31 @@ class Joined(NamedTuple):
 
 
 class Work(NamedTuple):
-    """From rank 0: handfuls of tasks will come, of training or of a query; beside, the bundles that all have in common.
+    """From rank 0: handfuls of orders will come; beside, the bundles that all have in common.
 
     ``num_summed`` is how many updates are added up along the tree; ``None`` where each goes to rank 0.
     """
 
-    query: Query | None
     num_summed: int | None = None
 
 
-class Dealt(NamedTuple):
-    """From rank 0: a task of a handful, where its bundles are, and its position in the cohort."""
+class Order(NamedTuple):
+    """What a process shall do: answer a ``query`` on a task, train on it without one, or without a task predict ``batches``.
 
-    task: ClientTask
-    places: tuple[int, int, int]
-    position: int
+    A task is packed: ``places`` are those of its bundles among the common ones, and then among its own, which come beside the
+    order. To predict, the bundles are the model and what the client keeps. ``position`` is the task's in the cohort.
+    """
+
+    position: int = 0
+    task: ClientTask | None = None
+    places: tuple[int, ...] = ()
+    query: Query | None = None
+    batches: Sequence[NDArray[np.int64]] = ()
+
+    @property
+    def name(self) -> str:
+        """What is done, for a message."""
+        return f"client {self.task.client_id} in round {self.task.round}" if self.task is not None else "an evaluation"
 
 
 class Combine(NamedTuple):
@@ -71,12 +81,6 @@ class Sum(NamedTuple):
     lost: Set[int]
 
 
-class Prediction(NamedTuple):
-    """From rank 0: say what a model, the first bundle beside, makes of these samples; the second is a client's memory."""
-
-    batches: Sequence[NDArray[np.int64]]
-
-
 class Halt(NamedTuple):
     """From rank 0: put down the tasks that are left; say so if ``answer``, and end ``serve`` if ``leave``."""
 
@@ -88,31 +92,23 @@ class Halted(NamedTuple):
     """To rank 0: what comes next belongs to the next order."""
 
 
-class PackedTask(NamedTuple):
-    """A task without its bundles, where these are among the common ones and its own after them, and its own."""
-
-    task: ClientTask
-    places: tuple[int, int, int]
-    bundles: list[State]
-
-
-def pack_tasks(tasks: Sequence[ClientTask]) -> tuple[list[State], list[PackedTask]]:
-    """Take tasks apart for the journey.
+def pack_tasks(tasks: Sequence[ClientTask], query: Query | None = None) -> tuple[list[State], list[Message]]:
+    """Take tasks apart for the journey, to be trained on or to be asked about.
 
     Returns:
-        The bundles that several tasks share, which everybody needs, and each task with its own.
+        The bundles that several tasks share, which everybody needs, and for each task its order, beside the task's own bundles.
     """
     bundles = {id(bundle): bundle for task in tasks for bundle in _bundles_of(task)}
     readers = Counter(key for task in tasks for key in {id(bundle) for bundle in _bundles_of(task)})
     common = [key for key in bundles if readers[key] > 1]
     common_places = {key: place for place, key in enumerate(common)}
     packed = []
-    for task in tasks:
+    for position, task in enumerate(tasks):
         keys = [id(bundle) for bundle in _bundles_of(task)]
         own = [key for key in dict.fromkeys(keys) if key not in common_places]
         places = common_places | {key: len(common) + place for place, key in enumerate(own)}
-        model, extras, memory = (places[key] for key in keys)
-        packed.append(PackedTask(without_bundles(task), (model, extras, memory), [bundles[key] for key in own]))
+        order = Order(position, without_bundles(task), tuple(places[key] for key in keys), query)
+        packed.append(Message(order, [bundles[key] for key in own]))
     return [bundles[key] for key in common], packed
 
 

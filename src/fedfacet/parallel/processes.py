@@ -1,4 +1,4 @@
-"""Starting child processes that live as long as a run, and what each process sets for itself."""
+"""Child processes that live as long as a run, and what each process sets for itself."""
 
 import contextlib
 import ctypes
@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _GIB = 1 << 30
@@ -52,6 +54,43 @@ def process_context() -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedfacet.parallel.start", "lightning"])  # ours is not found where it is not installed
     return context
+
+
+class Child:
+    """A process that this one has started, behind a duplex pipe.
+
+    Args:
+        target: is called there with its end of the pipe and the ``arguments``; it can be pickled, and they can.
+        name: of the process.
+    """
+
+    def __init__(self, target: Callable[..., None], *arguments: Any, name: str) -> None:
+        context = process_context()
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+            target=target, args=(theirs, *arguments), daemon=True, name=name
+        )
+        try:
+            with sheltered():
+                self.process.start()
+        except BaseException:  # also that of a signal which came meanwhile
+            self.kill()
+            raise
+        finally:
+            theirs.close()  # or the pipe would not end with the process
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing."""
+        if self.process.pid is not None:  # else it has not started
+            self.process.kill()
+            self.process.join()
+        self.connection.close()
+
+
+def ignore_signals() -> None:
+    """Have this process hear no SIGTERM and no Ctrl-C: they reach all of a run's processes, and the one that drives decides."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def is_orphan() -> bool:

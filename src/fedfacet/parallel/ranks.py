@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import pickle
-import signal
 import socket
 import threading
 import time
@@ -27,6 +26,7 @@ from fedfacet.errors import EngineError
 from fedfacet.parallel import wire
 from fedfacet.parallel.messages import Message
 from fedfacet.parallel.place import Place
+from fedfacet.parallel.processes import ignore_signals
 from fedfacet.types import State
 
 log = logging.getLogger(__name__)
@@ -159,9 +159,7 @@ class Ranks:
             atexit.register(dist.destroy_process_group)  # or torch warns; Fabric sees to it where that is the only backend
         torch.set_num_threads(num_threads)  # Fabric sets them, but they are part of a run's numbers
         if place.rank:
-            # They reach all processes; rank 0 finishes what is to be finished and says when it is over.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
+            ignore_signals()
         else:
             idle = f", of which rank 0 does not train, since there are more than {MAX_RANKS_WITH_0}"
             log.info("%d ranks, %s%s.", place.num_ranks, backend, idle if place.num_ranks > MAX_RANKS_WITH_0 else "")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_DEATHS = 3  # work that has cost so many processes their lives is given up, and the run with it
 _TOLERANCE = 0.02  # handing a client over costs something too
 
 

@@ -7,10 +7,10 @@ from types import TracebackType
 import fedfacet.libraries  # noqa: F401
 
 
-def say_unless_orphaned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def print_unless_orphaned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an error, but not that what a process is to do ends in the middle: who was writing it down was killed."""
     if not issubclass(kind, EOFError | pickle.UnpicklingError):
         sys.__excepthook__(kind, error, trace)
 
 
-sys.excepthook = say_unless_orphaned
+sys.excepthook = print_unless_orphaned

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fedfacet.errors import EngineError
-from fedfacet.parallel.messages import Dealt, Message, PackedTask
+from fedfacet.parallel.messages import Message
 from fedfacet.parallel.ranks import MAX_RANKS_WITH_0, RankLost, Ranks, in_background
+from fedfacet.parallel.schedule import MAX_DEATHS
 
-MAX_DEATHS = 3  # a handful that so many ranks were lost over is given up, and the run with it
 _IN_HAND = 2  # tasks that a rank may have: one at work, and one that is there when the first is done
 _TOGETHER = 4  # tasks per rank that are dealt in another order than the cohort's
 _HANDFULS = 8  # per rank at least, so that at a round's end nobody waits long for another
@@ -122,15 +122,14 @@ class DealtRound:
 
     Args:
         ranks: the connection.
-        hands: the tasks in cohort order, packed, by the handful.
+        hands: the orders in cohort order, by the handful.
         costs: of each handful.
         stays: whether what is made of a handful stays with its rank, and is lost with it.
     """
 
-    def __init__(self, ranks: Ranks, hands: Sequence[Sequence[PackedTask]], costs: Sequence[float], *, stays: bool) -> None:
+    def __init__(self, ranks: Ranks, hands: Sequence[Sequence[Message]], costs: Sequence[float], *, stays: bool) -> None:
         self._ranks = ranks
         self._hands = hands
-        self._starts = [sum(map(len, hands[:turn])) for turn in range(len(hands))]
         self._stays = stays
         self.holders: dict[int, int] = {}
         """Which rank has what was made of a handful, where that stays with it."""
@@ -158,7 +157,7 @@ class DealtRound:
                     self._ranks.owed[rank] += 1
                     dealt.append(turn)
                     try:
-                        self._ranks.post(rank, self._message(turn))
+                        self._ranks.post(rank, Message.joined(self._hands[turn]))
                     except RankLost as error:
                         self._lose(error)
                     else:
@@ -215,13 +214,6 @@ class DealtRound:
         with self._changed:
             self._over = True
 
-    def _message(self, turn: int) -> Message:
-        start = self._starts[turn]
-        tasks = [
-            Message(Dealt(one.task, one.places, position), one.bundles) for position, one in enumerate(self._hands[turn], start)
-        ]
-        return Message.joined(tasks)
-
     def _listen(self, rank: int) -> None:
         self._ranks.expect(rank).add_done_callback(lambda _: self._heard(rank))
 
@@ -249,14 +241,16 @@ class DealtRound:
         done = [turn for turn, holder in self.holders.items() if holder == error.rank]
         for turn in done:
             del self.holders[turn]
-        self._ranks.lose(error, sum(len(self._hands[turn]) for turn in [*in_hand, *done]))
+        tasks = [one.body.task for turn in [*in_hand, *done] for one in self._hands[turn]]
+        self._ranks.lose(error, len(tasks) - tasks.count(None))
         self._dealer.lost(error.rank, in_hand, done)
         self._deaths.update(in_hand[:1])
         if in_hand and self._deaths[in_hand[0]] == MAX_DEATHS:
-            clients = ", ".join(str(one.task.client_id) for one in self._hands[in_hand[0]])
+            clients = ", ".join(str(task.client_id) for task in tasks[: len(self._hands[in_hand[0]])] if task)
+            what, it = (f"client {clients}", "the client") if clients else ("an evaluation", "it")
             raise EngineError(
-                f"{MAX_DEATHS} ranks were lost while they worked at client {clients}: look for the reason in what they said, "
-                "or at the client by itself with engine=debug."
+                f"{MAX_DEATHS} ranks were lost while they worked at {what}: look for the reason in what they said, "
+                f"or at {it} by itself with engine=debug."
             )
         self._changed.notify()
 

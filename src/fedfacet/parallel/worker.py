@@ -2,22 +2,21 @@
 
 import pickle
 import shutil
-import signal
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedfacet.clients.divided_training import HalfTrained
-from fedfacet.clients.program import Clients
+from fedfacet.clients.prediction import predict
+from fedfacet.clients.queries.base import answer_query
+from fedfacet.clients.trainer import Clients
 from fedfacet.parallel import wire
-from fedfacet.parallel.messages import unpack_task
-from fedfacet.parallel.processes import is_orphan, keep_freed_memory
+from fedfacet.parallel.messages import Message, Order, unpack_task
+from fedfacet.parallel.processes import ignore_signals, is_orphan, keep_freed_memory
 from fedfacet.parallel.shared_memory import Channel, SharedBytes
-from fedfacet.types import ClientTask, Query, State
+from fedfacet.types import State
 
 
 class Common(NamedTuple):
@@ -27,27 +26,17 @@ class Common(NamedTuple):
     manifest: wire.Manifest
 
 
-class Order(NamedTuple):
-    """What a worker shall do: answer a ``query`` on a task, train on it without one, or without a task predict ``batches``.
+class Part(NamedTuple):
+    """An order to a worker, or a part of one, and where the common bundles are if that is news.
 
-    A task is packed: ``places`` are those of its bundles among the common ones, and then among its own, which come beside the
-    order. To predict, the common bundle is the model, and the own one what the client keeps. Last come those that
-    ``wire.pack_half`` makes of a half-trained client, whose numbers are ``half``. ``common`` says where the common bundles are
-    if that is news. ``stop`` is the number of steps after which training is put down; ``None`` to finish it.
+    Last of the bundles beside come those that ``wire.pack_half`` makes of a half-trained client, whose numbers are ``half``.
+    ``stop`` is the number of steps after which training is put down; ``None`` to finish it.
     """
 
-    task: ClientTask | None = None
-    places: tuple[int, ...] = ()
+    order: Order
     common: Common | None = None
     half: dict[str, Any] | None = None
     stop: int | None = None
-    query: Query | None = None
-    batches: Sequence[NDArray[np.int64]] = ()
-
-    @property
-    def name(self) -> str:
-        """What is done, for a message."""
-        return f"client {self.task.client_id} in round {self.task.round}" if self.task is not None else "an evaluation"
 
 
 def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> None:
@@ -56,8 +45,7 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
     ``pickled`` is a pair: the keyword arguments of a ``Clients``, its memory format by name, and the pickle of its data.
     ``settings`` are ``threads``, ``deterministic``, ``device``, and the folder that the other end has for ``temporary`` files.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group; whoever gives the orders decides
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
     keep_freed_memory()
     torch.set_num_threads(settings["threads"])
     torch.use_deterministic_algorithms(settings["deterministic"])
@@ -66,16 +54,19 @@ def serve(connection: Connection, pickled: bytes, settings: dict[str, Any]) -> N
     try:
         clients = _unpacked(pickled, torch.device(settings["device"]))
         while True:
-            order, bundles = channel.receive()
+            part, bundles = channel.receive()
             if torch.get_num_threads() != settings["threads"]:  # a module that was imported since, a query's say, has set it
                 torch.set_num_threads(settings["threads"])
             try:
-                if order.common is not None:
-                    common = wire.read(order.common.manifest, order.common.memory.tensor)
-                message, outgoing = _carry_out(order, bundles, common, clients)
+                if part.common is not None:
+                    common = wire.read(part.common.manifest, part.common.memory.tensor)
+                # New tensors: the other end writes the next model to the same place, and a device knows a model by its tensors.
+                seen = [{name: tensor.detach() for name, tensor in bundle.items()} for bundle in common]
+                half = wire.unpack_half(part.half, bundles[-3:]) if part.half is not None else None
+                message = carry_out(part.order, [*seen, *bundles], clients, half, part.stop)
             except Exception as error:
-                message, outgoing = wire.Failure.of(error, f"In a worker process, over {order.name}"), []
-            channel.send(message, outgoing)
+                message = Message(wire.Failure.of(error, f"In a worker process, over {part.order.name}"))
+            channel.send(*message)
     except (EOFError, OSError):
         if is_orphan():  # who gives the orders was killed, and cannot tidy up itself
             shutil.rmtree(settings["temporary"], ignore_errors=True)
@@ -91,14 +82,14 @@ def _unpacked(pickled: bytes, device: torch.device) -> Clients:
     return Clients(**arguments, **pickle.loads(data), device=device)
 
 
-def _carry_out(order: Order, bundles: list[State], common: Sequence[State], clients: Clients) -> tuple[Any, list[State]]:
-    # New tensors, since the other end writes the next model to the same place, and a device knows a model by its tensors.
-    bundles = [*({name: tensor.detach() for name, tensor in bundle.items()} for bundle in common), *bundles]
+def carry_out(
+    order: Order, bundles: Sequence[State], clients: Clients, half: HalfTrained | None = None, stop: int | None = None
+) -> Message:
+    """Do what an order says, and return the result; ``bundles`` are the common ones and its own."""
     if order.task is None:
-        return clients.predict(bundles[0], order.batches, bundles[1]), []
+        return Message(predict(clients, bundles[0], order.batches, bundles[1]))
     task = unpack_task(order.task, order.places, bundles)
     if order.query is not None:
-        return clients.answer(order.query, task), []
-    half = wire.unpack_half(order.half, bundles[-3:]) if order.half is not None else None
-    outcome = clients.train_part(task, half, order.stop)
-    return wire.pack_half(outcome) if isinstance(outcome, HalfTrained) else wire.pack_update(outcome)
+        return Message(answer_query(clients, order.query, task))
+    outcome = clients.train_part(task, half, stop)
+    return Message(*(wire.pack_half(outcome) if isinstance(outcome, HalfTrained) else wire.pack_update(outcome)))

@@ -55,7 +55,7 @@ def check_enough(num_samples: int, num_clients: int, each: int, settings: str) -
         )
 
 
-def check_dealt(dealt: object, num_samples: int, who: str) -> Partition:
+def checked_partition(dealt: object, num_samples: int, who: str) -> Partition:
     """Return what a partitioner dealt, which keeps to the contract; ``who`` is its name, for the message.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.plots.figure import COLOURS, saved_panels
+from fedfacet.plots.style import COLOURS, saved_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

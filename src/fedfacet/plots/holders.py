@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.plots.figure import saved_panels
+from fedfacet.plots.style import saved_panels
 
 
 def plot_holders(holders: Mapping[str, NDArray[np.float64]], num_clients: int, path: Path) -> None:

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.metrics.roc import Roc
-from fedfacet.plots.figure import COLOURS, DASHES, saved_figure, saved_panels
-from fedfacet.storage.run_files import rows_of
+from fedfacet.plots.style import COLOURS, DASHES, saved_figure, saved_panels
 
 _INK = COLOURS
 _GRID = 200
@@ -39,25 +38,6 @@ def plot_roc(rocs: Mapping[str, Sequence[Roc]], path: Path) -> None:
             axis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axis.set_minor_formatter(NullFormatter())
         axes.legend(loc="lower right")
-
-
-def plot_membership(metrics_csv: Path, attacks: Sequence[str], path: Path) -> None:
-    """Draw the AUC of each attack by round with its 95 % interval into a PNG, from what ``callbacks.membership`` has measured.
-
-    Dashes: an attack that knows nothing.
-    """
-    rows = [row for row in rows_of(metrics_csv) if row.get(f"membership/auc_{attacks[0]}", "") not in ("", "nan")]
-    rounds = [int(row["round"]) for row in rows]
-    with saved_figure(path, 4.2, 2.8) as figure:
-        axes = figure.subplots()
-        for colour, name in zip(_INK, attacks, strict=False):
-            auc, low, high = ([float(row[f"membership/auc_{name}{end}"]) for row in rows] for end in ("", "_low", "_high"))
-            axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(rounds, auc, color=colour, linewidth=1.2, marker="o" if len(rounds) == 1 else "", label=name)
-        axes.axhline(0.5, color="0.4", linestyle=DASHES, linewidth=0.8)
-        axes.set(xlabel="round", ylabel="AUC, models after local training")
-        axes.locator_params(axis="x", integer=True)
-        axes.legend(loc="upper left")
 
 
 def plot_exposure(rocs: Mapping[str, Sequence[Roc]], num_samples: Sequence[int], rates: Sequence[float], path: Path) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.heterogeneity import InteractionMatrices, InteractionMatrix, measure_federation
+from fedfacet.metrics.group_names import group_names
 from fedfacet.plots import crowd
-from fedfacet.plots.figure import BLUE, COLOURS, DASHES, GREEN, VERMILION, group_names, saved_figure
+from fedfacet.plots.style import BLUE, COLOURS, DASHES, GREEN, VERMILION, saved_figure
 from fedfacet.storage.run_files import rows_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import numpy as np
 from fedfacet.heterogeneity import HeterogeneityTriplet, InteractionMatrix, measure_federation
 from fedfacet.metrics.estimation import Triplets, measure_estimation
 from fedfacet.plots import crowd
-from fedfacet.plots.figure import BLUE, DASHES, saved_figure, saved_panels
 from fedfacet.plots.run import MEASURES, TYPE_COLOURS, TYPES, draw_measures
+from fedfacet.plots.style import BLUE, DASHES, saved_figure, saved_panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

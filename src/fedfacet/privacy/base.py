@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from fedfacet.arguments import Choice, Declared, Number, Within
 from fedfacet.errors import CheckpointError, ConfigError
-from fedfacet.types import ServerState
+from fedfacet.types import NOISE, ServerState
 
 _SHORTEST_KEY = 16
 
@@ -36,6 +36,8 @@ class Privacy(Declared):
     """
 
     option_group = "privacy."
+
+    provides: ClassVar[frozenset[str]] = frozenset({NOISE})
 
     unit: ClassVar[str]
     """Of what neighbours differ by one: ``"client"`` or ``"sample"``."""

@@ -11,7 +11,7 @@ from fedfacet import rng, state
 from fedfacet.arguments import Number, Within
 from fedfacet.errors import ConfigError
 from fedfacet.privacy.base import Privacy
-from fedfacet.types import ClientUpdate, ServerState, State
+from fedfacet.types import CENTRAL_NOISE, NOISE, ClientUpdate, ServerState, State
 
 _COUNT_NOISE = 1 / 20
 """Of the cohort that is expected: the standard deviation that Andrew et al. recommend for the count of unclipped updates."""
@@ -66,6 +66,7 @@ class CentralDP(Privacy):
         clipped_count_stddev: :math:`\sigma_b`, larger than z / 2 and finite; ``None`` for m / 20, as the paper recommends.
     """
 
+    provides = frozenset({NOISE, CENTRAL_NOISE})
     unit = "client"
 
     clip_norm: Annotated[float, Number("larger than 0 and finite")] = 1.0

@@ -13,7 +13,7 @@ from typing import NoReturn
 from omegaconf import DictConfig
 
 from fedfacet.config import is_cell, needed_to_resume, override_of
-from fedfacet.entry import leave, sentence_of, short_of, shortage, tell_error
+from fedfacet.entry import leave, print_error, sentence_of, short_of, shortage
 from fedfacet.errors import FedFacetError, Interrupted
 from fedfacet.runs.job import Job
 from fedfacet.shell_words import typed
@@ -38,7 +38,7 @@ def refuse(error: Exception, *, aloud: bool = True) -> NoReturn:
     """Exit with status 2, and print what is wrong in one sentence if ``aloud``."""
     sentence = sentence_of(error)
     if aloud:
-        tell_error(sentence)
+        print_error(sentence)
     raise Refused(sentence)
 
 

@@ -76,11 +76,11 @@ class ETA:
         self._since = now if self._since is None else self._since
         if self.total is None:
             return f"{number + 1}"
-        said = f"{number + 1} of {self.total}"
+        position = f"{number + 1} of {self.total}"
         if not self._done:
-            return said
+            return position
         seconds = (now - self._since) / self._done * (self.total - number) / self._workers
-        return f"{said}, about {max(1, round(seconds / 60))} min left"
+        return f"{position}, about {max(1, round(seconds / 60))} min left"
 
     def ended(self) -> None:
         """Note that a cell was run."""

@@ -3,9 +3,10 @@
 import contextlib
 import json
 import logging
+import math
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,17 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
-from fedfacet.analysis.runs import Run, load_run
-from fedfacet.analysis.terminal import fitted
 from fedfacet.config import make
 from fedfacet.config.command_line import options_of
 from fedfacet.config.composition import composed, initialized
 from fedfacet.config.sweeping import Sweep, is_cell
-from fedfacet.entry import num_started, tell_error
+from fedfacet.entry import num_started, print_error
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
 from fedfacet.runs.job import ETA, Job, failures
 from fedfacet.storage.lock import lock, sole
+from fedfacet.storage.run_files import is_whole, summary_of
+from fedfacet.terminal import fitted
 
 
 def launch(jobs: Sequence[tuple[DictConfig, Path]], task: Callable[[DictConfig], Any], otherwise: Callable[[], None]) -> None:
@@ -51,7 +52,7 @@ def launch(jobs: Sequence[tuple[DictConfig, Path]], task: Callable[[DictConfig],
             try:
                 config = sweep.composed(number) if sweep else composed("train", [*given, "hydra.mode=RUN"])
             except ConfigError as error:
-                tell_error(error)
+                print_error(error)
                 failures[Path(f"job {number + 1}")] = f"{' '.join(sweep.overrides_of(number) if sweep else given)}: {error}"
                 continue
             if config.hydra.callbacks:
@@ -142,7 +143,7 @@ def run_job(
         if job.is_new_cell:
             if configuration.is_complete(job.run_dir, job.config.federation.rounds):
                 with contextlib.suppress(FedFacetError):  # damaged since then
-                    return _validation_of(load_run(job.run_dir))
+                    return _validation_of(summary_of(job.run_dir))
                 return None
             if holder is not None:
                 if not is_worker:
@@ -208,16 +209,15 @@ def _refusing() -> Iterator[None]:
 
 def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool) -> float | None:
     """Run one job and print what came out, of one of many on a single line: they have a table in the end."""
-    from fedfacet.analysis.console import print_results, results_line
     from fedfacet.build import load_data
+    from fedfacet.runs.console import print_results, results_line
 
     is_sole = contextlib.nullcontext(True) if configuration.is_cell(job.config) else sole(job.run_dir / "train.log")
     with is_sole as alone, ending_in_a_sentence(job):
         if not alone:
             refuse(ConfigError(f"Expected a run that nobody works at, but another process is at {job.run_dir}: wait for it."))
         train(job)
-        run = load_run(job.run_dir)
-        if (summary := run.summary) is None:  # the callback that writes it was left out
+        if (summary := summary_of(job.run_dir)) is None:  # the callback that writes it was left out
             print(f"run folder  {job.run_dir}")
             print("It has no summary: `callbacks=NAME` replaces the usual ones, `callbacks=[default,NAME]` adds to them.")
             return None
@@ -225,12 +225,16 @@ def _run(job: Job, train: Callable[[Job], None], *, is_one_of_many: bool) -> flo
             print(fitted(f"{job.run_dir} is finished, {results_line(summary)}"), flush=True)
         else:
             print_results(summary, load_data(job.config), job.run_dir)
-        return _validation_of(run)
+        return _validation_of(summary)
 
 
-def _validation_of(run: Run) -> float | None:
+def _validation_of(summary: Mapping[str, Any] | None) -> float | None:
     """Return the validation worst-group accuracy of a finished run's last round, for sweepers."""
-    return run.at("last").get("val/acc_worst_group")
+    final: Mapping[str, Any] = (summary or {}).get("final") or {}
+    value: Any = final.get("val/acc_worst_group")
+    if value is None and "val/acc_worst_group" in final:
+        return math.nan
+    return float(value) if isinstance(value, float) or is_whole(value) else None
 
 
 def serve(config: DictConfig) -> bool:

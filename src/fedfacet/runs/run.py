@@ -14,7 +14,7 @@ from fedfacet.optional import frame_of
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check
 from fedfacet.storage.lock import sole
-from fedfacet.storage.run_files import is_there, json_of, metrics_of, read, say_unverified
+from fedfacet.storage.run_files import is_there, json_of, metrics_of, read, warn_unverified
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -184,7 +184,7 @@ def load_run(folder: str | Path, *, trust: Sequence[str] = ()) -> Run:
     """
     if not (Path(folder) / "config.yaml").is_file():
         raise ConfigError(f"Expected a run folder, but {folder} is none: give the folder that holds config.yaml.")
-    say_unverified([Path(folder)])
+    warn_unverified([Path(folder)])
     return Run(Path(folder), tuple(trust))
 
 

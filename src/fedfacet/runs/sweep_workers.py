@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from fedfacet.analysis.terminal import fitted
 from fedfacet.cores import check_processes, num_cores
 from fedfacet.entry import leave
 from fedfacet.errors import ConfigError
+from fedfacet.terminal import fitted
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -98,8 +98,8 @@ class _Worker:
 
     def hear(self, chunk: bytes, screen: Screen) -> None:
         """Show the lines that are whole; an empty chunk says that there are no more."""
-        said = self.begun_line + chunk
-        *lines, self.begun_line = (said if chunk or not said else said + b"\n").split(b"\n")
+        written = self.begun_line + chunk
+        *lines, self.begun_line = (written if chunk or not written else written + b"\n").split(b"\n")
         for line in lines:
             screen.say(self.number, line.decode(_encoding(), errors="replace"))
 
@@ -158,10 +158,10 @@ def _run(work: Callable[[], Outcome], of: int, sender: Connection, encoding: str
     signal.signal(signal.SIGINT, leave)
     sender.send(b"")
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    output, said = os.pipe()
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    os.close(said)
+    output, written = os.pipe()
+    os.dup2(written, 1)
+    os.dup2(written, 2)
+    os.close(written)
     # Windows' own streams would go on writing to its console.
     sys.stdout = open(1, "w", buffering=1, encoding=encoding, errors="replace", newline="\n", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding=encoding, errors="replace", newline="\n", closefd=False)  # noqa: SIM115

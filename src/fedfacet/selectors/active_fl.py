@@ -23,7 +23,7 @@ class ActiveFLSelector(ClientSelector):
        of each client; who has not reported yet has :math:`v_k = -\infty`.
     2. The :math:`\lfloor \alpha_1 K \rfloor` clients with the lowest valuations are excluded:
        :math:`v_k \leftarrow -\infty`.
-    3. Of the m places, r are for uniform draws (``uniform_places``). The other m - r are drawn without replacement, each next
+    3. Of the m places, r are for uniform draws (``uniform_slots``). The other m - r are drawn without replacement, each next
        one with probability :math:`p_k \propto \exp(\alpha_2 v_k)` over those left.
     4. The r places, and those for which step 3 has too few clients, are drawn uniformly from all others, excluded ones too.
 
@@ -67,7 +67,7 @@ class ActiveFLSelector(ClientSelector):
         # A share such as 0.29 of 100 comes to a little less than 29 in floating point.
         kept = ascending[math.floor(self.excluded_share * len(ascending) + 1e-9) :]
         eligible = np.sort(kept[known_K[kept]])
-        by_valuation = context.num_slots - uniform_places(self.uniform_share, context.num_slots, bool(known_K.all()))
+        by_valuation = context.num_slots - uniform_slots(self.uniform_share, context.num_slots, bool(known_K.all()))
         number = min(by_valuation, len(eligible))
         drawn = rng.draw(context.rng, eligible.tolist(), number, self.sharpness * valuations_K) if number else []
         others = sorted(set(range(len(valuations_K))) - set(drawn))
@@ -90,16 +90,16 @@ class ActiveFLSelector(ClientSelector):
         return {"valuations": valuations_K}
 
 
-def uniform_places(share: float, places: int, all_known: bool) -> int:
+def uniform_slots(share: float, num_slots: int, all_known: bool) -> int:
     r"""Return r, how many of a cohort's places are drawn uniformly.
 
     That is :math:`\alpha_3 m` rounded to the nearest whole number, halves up; at least 1 where somebody's valuation is not
     known.
 
     Example:
-        >>> [uniform_places(0.1, places, all_known=False) for places in (1, 9, 15, 24)]
+        >>> [uniform_slots(0.1, places, all_known=False) for places in (1, 9, 15, 24)]
         [1, 1, 2, 2]
-        >>> [uniform_places(0.1, places, all_known=True) for places in (1, 9, 15, 24)]
+        >>> [uniform_slots(0.1, places, all_known=True) for places in (1, 9, 15, 24)]
         [0, 1, 2, 2]
     """
-    return max(math.floor(share * places + 0.5), 0 if all_known else 1)
+    return max(math.floor(share * num_slots + 0.5), 0 if all_known else 1)

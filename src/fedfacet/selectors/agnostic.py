@@ -78,12 +78,12 @@ class AgnosticSelector(ClientSelector):
     ) -> ServerState:
         """Return the next weights."""
         # An aggregator may have asked others for their losses afterwards.
-        told = [one.client_id for one in result.disclosed if one.query == self.local_loss.name]
-        told = told[: self.asked or max(2, len(result.cohort))]
-        losses = {client_id: result.answers[self.local_loss.name][client_id] for client_id in told}
+        answered = [one.client_id for one in result.disclosed if one.query == self.local_loss.name]
+        answered = answered[: self.asked or max(2, len(result.cohort))]
+        losses = {client_id: result.answers[self.local_loss.name][client_id] for client_id in answered}
         unusable = [client_id for client_id, loss in losses.items() if not math.isfinite(loss)]
         warn_of(result.round, "losses", unusable, len(losses), "clients are not finite and do not count")
-        usable = [client_id for client_id in told if client_id not in unusable]
+        usable = [client_id for client_id in answered if client_id not in unusable]
         if len(usable) < 2 or not self.step:
             return server
         losses_M = torch.tensor([losses[client_id] for client_id in usable], dtype=torch.float64)

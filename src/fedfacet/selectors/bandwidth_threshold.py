@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.arguments import Within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import Query, SelectionContext, ServerState
+from fedfacet.types import DEVICES, Query, SelectionContext, ServerState
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,7 +39,7 @@ class BandwidthThresholdSelector(ClientSelector):
     # LT-FL of the thesis' table 4 is a channel; this is what it replaces.
     taxonomy = Taxonomy("limit round time", "DT", ("θ", "time"), "time", "threshold and probability", "fixed rounds")
 
-    needs_devices = True
+    requires = frozenset({DEVICES})
 
     upload_seconds: Query
     excluded_share: Annotated[float, Within("[0, 1)")] = 0.3
@@ -48,9 +48,9 @@ class BandwidthThresholdSelector(ClientSelector):
         """Return those drawn from above the threshold, then those drawn from below it."""
         context.ask_once(self.upload_seconds, context.available)
         # Of all who ever told, so that the threshold does not depend on who is away today.
-        told = sorted(context.disclosed[self.upload_seconds.name].items())
-        above_N = within_threshold(np.array([seconds for _, seconds in told], dtype=np.float64), self.excluded_share)
-        fast = {client_id for (client_id, _), above in zip(told, above_N.tolist(), strict=True) if above}
+        answers = sorted(context.disclosed[self.upload_seconds.name].items())
+        above_N = within_threshold(np.array([seconds for _, seconds in answers], dtype=np.float64), self.excluded_share)
+        fast = {client_id for (client_id, _), above in zip(answers, above_N.tolist(), strict=True) if above}
         eligible = [client_id for client_id in context.available if client_id in fast]
         cohort = rng.draw(context.rng, eligible, min(context.num_slots, len(eligible))) if eligible else []
         others = [client_id for client_id in context.available if client_id not in fast]

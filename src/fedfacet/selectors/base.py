@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.arguments import Declared
-from fedfacet.types import Facts, SelectionContext, ServerState
+from fedfacet.types import ASYNCHRONOUS, OVERCOMMIT, PARTS, Facts, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +74,19 @@ class ClientSelector(Declared, ABC):
     """
 
     requires: frozenset[str] = frozenset()
-    """What some other part must provide."""
+    """What some other part must provide: ``DEVICES`` if it looks at how long clients take."""
 
     @property
     def excludes(self) -> Mapping[str, str]:
-        """What it cannot do with: ``ASYNCHRONOUS``, ``CENTRAL_NOISE`` or ``OVERCOMMIT``, each with the reason."""
-        return {}
+        """What it cannot do with if another part provides it, each with the reason and the remedy."""
+        found = {}
+        if self.needs_updates is not None:
+            found[PARTS] = "compares whole updates: choose selector=uniform"
+        if self.sizes_itself:
+            found[OVERCOMMIT] = "decides itself how many clients it takes: choose another one, or devices.overcommit=1"
+        if self.sizes_itself or self.observe is not None or self.remember is not None:
+            found[ASYNCHRONOUS] = "learns from rounds or does not fill the places that are free: choose selector=uniform"
+        return found
 
     observe: ClassVar[Callable[..., ServerState] | None] = None
     """``observe(self, server, result, updates, rng)`` returns the next state, learnt from a finished round.
@@ -122,9 +129,6 @@ class ClientSelector(Declared, ABC):
     ``None`` where it depends on others who takes part, as it does if the size of cohorts is fixed. A class must say so itself:
     an accountant does not believe what it inherits, since it may have a ``select`` of its own.
     """
-
-    needs_devices: bool = False
-    """Whether it looks at how long clients take, which only a run with ``devices`` knows."""
 
     needs_updates: ClassVar[Callable[..., bool] | None] = None
     """``needs_updates(self, server)`` tells whether ``observe`` wants this round's updates; ``None`` for never.
@@ -188,7 +192,7 @@ def drawn_order(weights: NDArray[np.float64], rng: np.random.Generator, number: 
     return lowest(len(weights) if number is None else number, rng.random(len(weights)), arrivals)
 
 
-def warn_of(round: int, what: str, client_ids: Sequence[int], number: int, said: str) -> None:
+def warn_of(round: int, what: str, client_ids: Sequence[int], number: int, consequence: str) -> None:
     """Have the log name the clients, ten of them at most, whose answers are of no use; without any it says nothing.
 
     Args:
@@ -196,9 +200,9 @@ def warn_of(round: int, what: str, client_ids: Sequence[int], number: int, said:
         what: was asked: ``"losses"``.
         client_ids: whose answers are of no use.
         number: how many have answered.
-        said: why, and what follows: ``"clients are not finite and come last"``.
+        consequence: why, and what follows: ``"clients are not finite and come last"``.
     """
     if client_ids:
         more = f" and {len(client_ids) - 10} more" if len(client_ids) > 10 else ""
         ids = ", ".join(map(str, client_ids[:10])) + more
-        log.warning("Round %d: the %s of %d of %d %s: clients %s.", round, what, len(client_ids), number, said, ids)
+        log.warning("Round %d: the %s of %d of %d %s: clients %s.", round, what, len(client_ids), number, consequence, ids)

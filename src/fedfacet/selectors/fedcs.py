@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedfacet import rng
 from fedfacet.arguments import Within
 from fedfacet.selectors.base import ClientSelector, Taxonomy
-from fedfacet.types import Query, SelectionContext, ServerState
+from fedfacet.types import DEVICES, Query, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class FedCSSelector(ClientSelector):
     taxonomy = Taxonomy("limit round time", "DRT", ("θ", "time"), "time", "ranking", "fixed rounds, accuracy reached")
 
     sizes_itself = True
-    needs_devices = True
+    requires = frozenset({DEVICES})
 
     resources: Query
     deadline: Annotated[float, Within("(0, 3.4e38]")] = 180.0

@@ -165,13 +165,13 @@ def divergence(shares_NY: Floats) -> Floats:
     return summed_N
 
 
-def balanced_cohort(shares_NY: Floats, bonus_N: Floats, places: int, luck_N: Floats) -> list[int]:
+def balanced_cohort(shares_NY: Floats, bonus_N: Floats, num_slots: int, luck_N: Floats) -> list[int]:
     """Return positions of clients: the one of the largest index first, then always the one that balances the sum best.
 
     Args:
         shares_NY: each client's class shares, shape (N, Y).
         bonus_N: what is added to 1 / KL for the first place, shape (N,).
-        places: 1 to N.
+        num_slots: 1 to N.
         luck_N: by which ties are broken, the smallest first, shape (N,).
 
     Example:
@@ -186,7 +186,7 @@ def balanced_cohort(shares_NY: Floats, bonus_N: Floats, places: int, luck_N: Flo
     picked = [int(np.lexsort((luck_N, -index_N))[0])]
     left = np.ones(len(shares_NY), dtype=bool)
     total_Y = np.zeros(shares_NY.shape[1])
-    while len(picked) < places:
+    while len(picked) < num_slots:
         left[picked[-1]] = False
         total_Y = total_Y + shares_NY[picked[-1]]
         others = np.flatnonzero(left)

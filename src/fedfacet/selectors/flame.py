@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedfacet.arguments import Within
 from fedfacet.records import RoundResult
 from fedfacet.selectors.base import ClientSelector, Taxonomy, numbers, warn_of
-from fedfacet.types import ClientUpdate, Facts, Query, SelectionContext, ServerState
+from fedfacet.types import DEVICES, ClientUpdate, Facts, Query, SelectionContext, ServerState
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class FlameSelector(ClientSelector):
     taxonomy = Taxonomy("limit client drain", "DSRT", ("θ", "loss", "time", "energy"), "utility", "ranking", "limited energy")
 
     sizes_itself = True
-    needs_devices = True
+    requires = frozenset({DEVICES})
 
     valuation: Query
     round_joules: Query

@@ -27,7 +27,7 @@ class HCSFedSelector(ClientSelector):
 
     .. math:: m_h \propto N_h S_h, \quad 1 \le m_h \le N_h, \quad \sum_h m_h = m
 
-    of the cohort's m places (``neyman_places``), :math:`S_h` being the standard deviation of its clients' compressed updates.
+    of the cohort's m places (``neyman_slots``), :math:`S_h` being the standard deviation of its clients' compressed updates.
     Who takes them is drawn without replacement, each next one in proportion to the norm of its compressed update or uniformly.
 
     A client that was away in the first round, or whose update did not arrive, is of no cluster until its first update arrives;
@@ -80,12 +80,12 @@ class HCSFedSelector(ClientSelector):
         strata[seen] = clusters_N[rows[seen]]
         spreads = [_spread(vectors_NQ[clusters_N == h]) for h in range(num_clusters)]
         sizes = np.bincount(strata, minlength=num_clusters + 1)
-        places = neyman_places(sizes, np.array([*spreads, _spread(vectors_NQ)]), context.num_slots, context.rng)
+        slots = neyman_slots(sizes, np.array([*spreads, _spread(vectors_NQ)]), context.num_slots, context.rng)
         weights = np.ones(len(available))
         if self.within == "norm":
             weights[seen] = np.linalg.norm(vectors_NQ[rows[seen]], axis=1)
         order = drawn_order(weights, context.rng)
-        return [int(k) for h, number in enumerate(places) for k in available[order[strata[order] == h][:number]]]
+        return [int(k) for h, number in enumerate(slots) for k in available[order[strata[order] == h][:number]]]
 
     def observe(
         self, server: ServerState, result: RoundResult, updates: Sequence[ClientUpdate], rng: np.random.Generator
@@ -121,7 +121,7 @@ def compress(delta: State, size: int) -> NDArray[np.float64]:
     return np.array([group.mean(dtype=np.float64) for group in np.array_split(entries, min(size, len(entries)))])
 
 
-def neyman_places(
+def neyman_slots(
     sizes_H: NDArray[np.int64], spreads_H: NDArray[np.float64], total: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
     r"""Return how many places each stratum gets: at least one where anybody is, at most as many as it has members.
@@ -139,22 +139,22 @@ def neyman_places(
     ``sizes_H`` are N_h, 0 or larger, ``spreads_H`` S_h, and ``total`` is at most the sum of the sizes.
 
     Example:
-        >>> neyman_places(np.array([10, 10, 4]), np.array([1.0, 3.0, 0.0]), 9, np.random.default_rng(0)).tolist()
+        >>> neyman_slots(np.array([10, 10, 4]), np.array([1.0, 3.0, 0.0]), 9, np.random.default_rng(0)).tolist()
         [2, 6, 1]
     """
     weights = sizes_H * spreads_H
     if not weights.any():
         weights = sizes_H.astype(np.float64)
-    places = np.zeros(len(sizes_H), dtype=np.int64)
+    slots = np.zeros(len(sizes_H), dtype=np.int64)
     present = np.flatnonzero(sizes_H)
     if total < len(present):
-        places[present[drawn_order(weights[present], rng)[:total]]] = 1
-        return places
-    places[present] = 1
-    while places.sum() < total:
-        gains = weights / np.sqrt(np.maximum(places, 1) * (places + 1))
-        places[np.argmax(np.where(places < sizes_H, gains, -1.0))] += 1
-    return places
+        slots[present[drawn_order(weights[present], rng)[:total]]] = 1
+        return slots
+    slots[present] = 1
+    while slots.sum() < total:
+        gains = weights / np.sqrt(np.maximum(slots, 1) * (slots + 1))
+        slots[np.argmax(np.where(slots < sizes_H, gains, -1.0))] += 1
+    return slots
 
 
 def _spread(vectors_NQ: NDArray[np.float64]) -> float:

@@ -80,13 +80,13 @@ class KFedSelector(ClientSelector):
         known = set(context.disclosed.get(self.centroids.name, {}))
         context.ask_once(self.centroids, context.available)
         # Of all who ever answered, so that clusters do not depend on who is away today.
-        told = sorted(context.disclosed[self.centroids.name].items())
-        centres = {k: np.array(answer, dtype=np.float64).reshape(len(answer), -1) for k, answer in told if len(answer)}
+        answers = sorted(context.disclosed[self.centroids.name].items())
+        centres = {k: np.array(answer, dtype=np.float64).reshape(len(answer), -1) for k, answer in answers if len(answer)}
         widths = Counter(centres_RD.shape[1] for centres_RD in centres.values()).most_common(1)
         if unusable := [k for k in centres if centres[k].shape[1] != widths[0][0]]:
             new = [k for k in unusable if k not in known]
-            said = "clients have another length than most, and they come last"
-            warn_of(context.round, "centres", new, len(context.available), said)
+            reason = "clients have another length than most, and they come last"
+            warn_of(context.round, "centres", new, len(context.available), reason)
             centres = {k: centres_RD for k, centres_RD in centres.items() if k not in unusable}
         # As many as if all clients had found as many as the one with most: no client ends a run by having few.
         number = len(context.available) * max(map(len, centres.values()), default=0)
@@ -108,13 +108,15 @@ class KFedSelector(ClientSelector):
         return np.array([losses[client_id] for client_id in context.available], dtype=np.float64)
 
 
-def taken_in_turn(clusters_K: NDArray[np.int64], losses_K: Floats, places: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def taken_in_turn(
+    clusters_K: NDArray[np.int64], losses_K: Floats, num_slots: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
     """Return the positions of a cohort: one of each cluster, in an order drawn for the round, then a second of each, ...
 
     Args:
         clusters_K: 0 or larger; -1 for none, which comes last. Shape (K,).
         losses_K: the highest of a cluster is taken first, NaN last, equal ones by lot. Shape (K,).
-        places: at most K.
+        num_slots: at most K.
         rng: draws order and lots.
     """
     order = np.lexsort((rng.random(len(losses_K)), -losses_K, np.isnan(losses_K), clusters_K))
@@ -122,7 +124,7 @@ def taken_in_turn(clusters_K: NDArray[np.int64], losses_K: Floats, places: int, 
     ranks_K = np.empty(len(order), dtype=np.int64)  # how many of its cluster come before a client
     ranks_K[order] = np.arange(len(order)) - np.repeat(firsts, sizes)
     turns_K = np.append(rng.permutation(int(clusters_K.max()) + 1), 0)[clusters_K]
-    picked: NDArray[np.int64] = np.lexsort((turns_K, ranks_K, clusters_K < 0))[:places]
+    picked: NDArray[np.int64] = np.lexsort((turns_K, ranks_K, clusters_K < 0))[:num_slots]
     return picked
 
 

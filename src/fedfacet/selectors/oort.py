@@ -113,10 +113,10 @@ class OortSelector(ClientSelector):
         """Return those drawn by score, then those never heard, then those drawn uniformly."""
         available = numbers(context.available)
         luck_K = context.rng.random(len(available))
-        heard = np.flatnonzero(server["rounds"].numpy()[available] > 0)
-        unheard = np.flatnonzero(server["rounds"].numpy()[available] == 0)
-        drawn = self._exploited(server, context, heard, luck_K, self._places(context, len(heard), len(unheard)))
-        drawn += self._explored(context, unheard, luck_K, context.num_slots - len(drawn))
+        tried = np.flatnonzero(server["rounds"].numpy()[available] > 0)
+        untried = np.flatnonzero(server["rounds"].numpy()[available] == 0)
+        drawn = self._exploited(server, context, tried, luck_K, self._num_slots(context, len(tried), len(untried)))
+        drawn += self._explored(context, untried, luck_K, context.num_slots - len(drawn))
         others = sorted(set(range(len(available))) - set(drawn))
         drawn += rng.draw(context.rng, others, context.num_slots - len(drawn)) if len(drawn) < context.num_slots else []
         cohort = [context.available[position] for position in drawn]
@@ -154,20 +154,20 @@ class OortSelector(ClientSelector):
             "history": history,
         }
 
-    def _places(self, context: SelectionContext, num_heard: int, num_unheard: int) -> int:
+    def _num_slots(self, context: SelectionContext, num_tried: int, num_untried: int) -> int:
         """Return how many places are for clients that were heard."""
-        if not num_unheard:
+        if not num_untried:
             return context.num_slots
         share = max(self.exploration * self.exploration_decay**context.round, self.exploration_least)
-        return min(math.floor(context.num_slots * (1 - share) + 1e-9), num_heard)
+        return min(math.floor(context.num_slots * (1 - share) + 1e-9), num_tried)
 
     def _exploited(
-        self, server: ServerState, context: SelectionContext, heard: NDArray[np.intp], luck_K: Floats, places: int
+        self, server: ServerState, context: SelectionContext, tried: NDArray[np.intp], luck_K: Floats, num_slots: int
     ) -> list[int]:
         """Return positions drawn by score."""
-        if not places:
+        if not num_slots:
             return []
-        ids = numbers(context.available)[heard]
+        ids = numbers(context.available)[tried]
         durations = server["durations"].numpy()
         scores_H = scores(
             server["utilities"].numpy()[ids],
@@ -178,20 +178,20 @@ class OortSelector(ClientSelector):
             clip=self.clip,
             time_exponent=self.time_exponent,
         )
-        order = np.lexsort((luck_K[heard], -scores_H))
-        least = self.cutoff * scores_H[order[min(places, len(order) - 1)]]
-        return _drawn(context.rng, heard, scores_H, order[scores_H[order] >= least], places)
+        order = np.lexsort((luck_K[tried], -scores_H))
+        least = self.cutoff * scores_H[order[min(num_slots, len(order) - 1)]]
+        return _drawn(context.rng, tried, scores_H, order[scores_H[order] >= least], num_slots)
 
-    def _explored(self, context: SelectionContext, unheard: NDArray[np.intp], luck_K: Floats, places: int) -> list[int]:
+    def _explored(self, context: SelectionContext, untried: NDArray[np.intp], luck_K: Floats, num_slots: int) -> list[int]:
         """Return positions of clients never heard, drawn by their numbers of samples."""
-        places = min(places, len(unheard))
-        if not places:
+        num_slots = min(num_slots, len(untried))
+        if not num_slots:
             return []
-        ids = [context.available[position] for position in unheard.tolist()]
+        ids = [context.available[position] for position in untried.tolist()]
         sizes = context.ask_once(self.num_samples, ids)
         sizes_U = np.array([sizes[client_id] for client_id in ids], dtype=np.float64)
-        order = np.lexsort((luck_K[unheard], -sizes_U))[: math.floor(self.window * places)]
-        return _drawn(context.rng, unheard, sizes_U, order, places)
+        order = np.lexsort((luck_K[untried], -sizes_U))[: math.floor(self.window * num_slots)]
+        return _drawn(context.rng, untried, sizes_U, order, num_slots)
 
 
 def utility_of(moments: Sequence[float]) -> float:

@@ -90,17 +90,17 @@ class ProbeFairnessSelector(ClientSelector):
         pool = candidates if self.starvation_pool == "candidates" else context.available
         forced = self._forced(pool, size, history, context)
         others = [client_id for client_id in candidates if client_id not in set(forced)]
-        places = size - len(forced)
-        explored = min(places, math.floor(self.epsilon * size + 0.5))
+        num_slots = size - len(forced)
+        explored = min(num_slots, math.floor(self.epsilon * size + 0.5))
         log.info(
             "Round %d: %d forced, %d by score, %d explored, of %d candidates.",
-            *(context.round, len(forced), places - explored, explored, number),
+            *(context.round, len(forced), num_slots - explored, explored, number),
         )
-        if not places:
+        if not num_slots:
             return forced
         scores_D = self._scores(others, history, context)
         by_score = np.lexsort((context.rng.random(len(others)), -scores_D))
-        taken, left = by_score[: places - explored], by_score[places - explored :]
+        taken, left = by_score[: num_slots - explored], by_score[num_slots - explored :]
         # The largest of s / T plus Gumbel noise are draws without replacement from the softmax, at any temperature.
         luck = scores_D[left] / self.temperature + context.rng.gumbel(size=len(left))
         taken = np.concatenate([taken, left[np.argsort(-luck)[:explored]]])

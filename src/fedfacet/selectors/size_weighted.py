@@ -62,7 +62,7 @@ class SizeWeightedSelector(ClientSelector):
         return [context.available[position] for position in drawn]
 
 
-def inclusion_probabilities(sizes_K: NDArray[np.float64], places: int) -> NDArray[np.float64]:
+def inclusion_probabilities(sizes_K: NDArray[np.float64], num_slots: int) -> NDArray[np.float64]:
     r"""Return :math:`\pi_k = \min(1, c \, n_k)` with the c for which they add up to ``places``, shape (K,).
 
     Where no more than ``places`` clients have any samples, each of these has probability 1, and the others share the places
@@ -70,20 +70,20 @@ def inclusion_probabilities(sizes_K: NDArray[np.float64], places: int) -> NDArra
 
     Args:
         sizes_K: n_k, 0 or larger, shape (K,).
-        places: at most K.
+        num_slots: at most K.
 
     Example:
         >>> inclusion_probabilities(np.array([10.0, 1.0, 2.0, 3.0]), 2).round(3).tolist()
         [1.0, 0.167, 0.333, 0.5]
     """
     holders = sizes_K > 0
-    if (number := int(holders.sum())) <= places:
-        return np.where(holders, 1.0, (places - number) / max(len(sizes_K) - number, 1))
+    if (number := int(holders.sum())) <= num_slots:
+        return np.where(holders, 1.0, (num_slots - number) / max(len(sizes_K) - number, 1))
     descending = np.sort(sizes_K)[::-1]
     # With the i largest certain, the others share places - i by size; the first i for which none of these comes to 1 is right.
     left = descending[::-1].cumsum()[::-1]
-    certain = int(np.argmax(descending * (places - np.arange(len(descending))) < left))
-    probabilities: NDArray[np.float64] = np.minimum(1.0, sizes_K * ((places - certain) / left[certain]))
+    certain = int(np.argmax(descending * (num_slots - np.arange(len(descending))) < left))
+    probabilities: NDArray[np.float64] = np.minimum(1.0, sizes_K * ((num_slots - certain) / left[certain]))
     return probabilities
 
 

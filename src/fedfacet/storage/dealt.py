@@ -43,22 +43,22 @@ def write_dealt(
         num_test: how many samples test.
         others: further entries of the JSON, made when they are needed.
     """
-    told: dict[str, Any] = dict(facts)
+    record: dict[str, Any] = dict(facts)
     if partition.num_clients > MANY:
         positions, sizes = partition.joined
         arrays = {"positions": positions, "sizes": sizes, "counts": matrices.counts_KYA, "validation": validation}
         with atomic_write(run_dir / ARRAYS) as unfinished, open(unfinished, "wb") as file:
             np.savez(file, allow_pickle=False, **{name: _small(array) for name, array in arrays.items()})
-        told |= {"arrays": ARRAYS, "num_validation": len(validation), "num_test": num_test}
+        record |= {"arrays": ARRAYS, "num_validation": len(validation), "num_test": num_test}
     else:
-        told |= {
+        record |= {
             "counts": [matrix.counts.astype(int).tolist() for matrix in matrices],
             "indices": [client.tolist() for client in partition.indices],
             "validation": validation.tolist(),
             "num_test": num_test,
         }
     with atomic_write(run_dir / JSON) as unfinished:
-        unfinished.write_text(json.dumps(told | dict(others)) + "\n", encoding="utf-8")
+        unfinished.write_text(json.dumps(record | dict(others)) + "\n", encoding="utf-8")
 
 
 def read_types(run_dir: Path) -> list[str]:
@@ -72,8 +72,8 @@ def read_types(run_dir: Path) -> list[str]:
 
 
 def _types_in(content: bytes) -> list[str] | None:
-    told = json.loads(content)
-    return None if "arrays" in told else [InteractionMatrix(counts).type for counts in told["counts"]]
+    record = json.loads(content)
+    return None if "arrays" in record else [InteractionMatrix(counts).type for counts in record["counts"]]
 
 
 def _types_of_arrays(content: bytes) -> list[str]:

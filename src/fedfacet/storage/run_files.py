@@ -45,8 +45,8 @@ def listed(file: Path) -> str | None:
     """
     folder = file.parent.parent if file.parent.name == _INSIDE else file.parent
     try:
-        told = os.lstat(folder / LIST)
-        return _read(folder / LIST, (told.st_mtime_ns, told.st_size, told.st_ino)).get(file.relative_to(folder).as_posix())
+        stat = os.lstat(folder / LIST)
+        return _read(folder / LIST, (stat.st_mtime_ns, stat.st_size, stat.st_ino)).get(file.relative_to(folder).as_posix())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -109,7 +109,7 @@ def read(
     except FedFacetError:
         raise
     except Exception as error:  # whatever damage makes of the readers of several libraries
-        fault = _told(error)
+        fault = _fault_of(error)
     else:
         if fault is None:
             return value
@@ -121,7 +121,7 @@ def is_there(file: Path) -> bool:
     return os.path.lexists(file) or listed(file) is not None
 
 
-def say_unverified(folders: Iterable[Path]) -> None:
+def warn_unverified(folders: Iterable[Path]) -> None:
     """Log a line where folders have no list of digests."""
     folders = list(folders)
     if without := [folder for folder in folders if not os.path.lexists(folder / LIST)]:
@@ -212,6 +212,32 @@ def is_whole(value: Any, below: int = 2**63) -> bool:
     return type(value) is int and 0 <= value < below
 
 
+_SUMMARY: Keys = {
+    **{key: lambda value: isinstance(value, str) for key in ("status", "partition_digest", "git_commit", "stopped")},
+    **{key: lambda value: isinstance(value, dict) for key in ("final", "best", "heterogeneity_error")},
+    **dict.fromkeys(("rounds", "num_clients"), is_whole),
+    "participation_counts": lambda value: isinstance(value, list) and all(map(is_whole, value)),
+    "hardware": lambda value: isinstance(value, dict | str),
+}
+"""What of a summary is read, where it is there."""
+
+
+def summary_of(folder: Path) -> dict[str, Any] | None:
+    """Return what the summary of a run holds; ``None`` where the run has not written one.
+
+    Raises:
+        CheckpointError: if it cannot be read or is not what a run writes.
+    """
+
+    def parse(content: bytes) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads(content)
+        check_keys(summary, _SUMMARY, needed=False)
+        return summary
+
+    file = folder / "summary.json"
+    return read(file, parse) if is_there(file) else None
+
+
 def rows_of(
     file: Path, needed: Sequence[str] = (), cell: Callable[[str, str], Any] | None = None, *, least: int = 0
 ) -> list[dict[str, Any]]:
@@ -284,7 +310,7 @@ def each_row_of(file: Path) -> Iterator[dict[str, str]]:
     try:
         yield from _rows(read(file, bytes))
     except (ValueError, csv.Error) as error:
-        raise CheckpointError(f"Expected {file} to be a table of the run, but {_told(error)}: bring it back.") from None
+        raise CheckpointError(f"Expected {file} to be a table of the run, but {_fault_of(error)}: bring it back.") from None
 
 
 def _rows(content: bytes) -> Iterator[dict[str, str]]:
@@ -316,8 +342,8 @@ def _of_a_run_under_way(file: Path, content: bytes) -> tuple[bytes, str | None]:
     last = file.parent / "checkpoints" / "last.ckpt"
     if file.suffix != ".csv" or not last.is_file():
         return content, None
-    told = last.stat()
-    if not (record := _records(last, (told.st_mtime_ns, told.st_size, told.st_ino)).get(file.name)):
+    status = last.stat()
+    if not (record := _records(last, (status.st_mtime_ns, status.st_size, status.st_ino)).get(file.name)):
         return content, None
     if hashlib.sha256(content[: record["bytes"]]).hexdigest() != record["sha256"]:
         return content, f"it does not begin with the {record['rows']} rows that {last} tells of"
@@ -338,7 +364,7 @@ def _records(last: Path, written: tuple[int, int, int]) -> Mapping[str, Any]:
     return {name: one for name, one in kept if isinstance(one, dict) and one.keys() == {"rows", "bytes", "sha256"}}
 
 
-def _told(error: Exception) -> str:
+def _fault_of(error: Exception) -> str:
     """Return what is wrong with a file, without commands to a terminal."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"

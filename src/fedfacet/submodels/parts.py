@@ -115,20 +115,20 @@ class Parts:
 
         def whole() -> Iterator[ClientUpdate]:
             last: Key | None = None  # whoever holds the same as the client before needs no new mask; all masks would be many
-            held: State = {}
+            mask: State = {}
             for update in updates:
                 key, entries = self._entries(update.client_id, round, model)
                 if key != last:
                     names = [*update.delta, *update.buffers]
-                    last, held = key, {name: _whole(torch.ones(()), model[name], entries.get(name)) for name in names}
+                    last, mask = key, {name: _whole(torch.ones(()), model[name], entries.get(name)) for name in names}
                 if key not in seen:
                     seen.add(key)
-                    covered.update({n: held[n].maximum(covered[n]) if n in covered else held[n] for n in held})
+                    covered.update({n: mask[n].maximum(covered[n]) if n in covered else mask[n] for n in mask})
                 delta, buffers = (
                     {name: _whole(part, model[name], entries.get(name)) for name, part in parts.items()}
                     for parts in (update.delta, update.buffers)
                 )
-                yield replace(update, delta=delta, buffers=buffers, held=held)
+                yield replace(update, delta=delta, buffers=buffers, mask=mask)
 
         next_server, next_model = fold(server, model, whole())
         if () in seen:  # whoever is whole has held every entry
@@ -163,8 +163,8 @@ def _indices(
         group = axes[axis] if axis < len(axes) else None
         along = torch.arange(length)
         if group is not None:
-            held = channels.get(f"{group} in", channels[group]) if axis else channels[group]
-            along = along.view(plan.sizes[group], -1)[torch.from_numpy(held)].reshape(-1)
+            kept = channels.get(f"{group} in", channels[group]) if axis else channels[group]
+            along = along.view(plan.sizes[group], -1)[torch.from_numpy(kept)].reshape(-1)
         positions.append(along)
     if all(torch.equal(along, torch.arange(int(along[0]), int(along[0]) + len(along))) for along in positions):
         return tuple(slice(int(along[0]), int(along[-1]) + 1) for along in positions)

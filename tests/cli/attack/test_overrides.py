@@ -7,9 +7,9 @@ import hydra
 import pytest
 from omegaconf import DictConfig, ListConfig
 
+from fedfacet.commands import train as command
+from fedfacet.commands.train import run_command
 from fedfacet.config import compose_job
-from fedfacet.runs import command
-from fedfacet.runs.command import run_command
 
 pytestmark = pytest.mark.slow
 

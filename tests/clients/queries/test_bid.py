@@ -3,6 +3,7 @@ import pytest
 from scipy.stats import kstest
 
 from fedfacet import state
+from fedfacet.clients.queries.base import answer_query
 from fedfacet.errors import ConfigError
 from fedfacet.methods.fmore import Auction, Bid, best_qualities
 from fedfacet.types import Broadcast, ClientTask, RoundNeeds
@@ -13,7 +14,7 @@ AUCTION = Auction("additive", (9.0, 9.0, 9.0), 3, 1, (16.0, 8.0, 0.5))
 
 def ask(clients, query, client_id, round=1, seed=0):
     weights = state.clone(clients.objective.model.state_dict())
-    return clients.answer(query, ClientTask(client_id, round, seed, Broadcast(weights)))
+    return answer_query(clients, query, ClientTask(client_id, round, seed, Broadcast(weights)))
 
 
 @pytest.fixture

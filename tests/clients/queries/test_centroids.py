@@ -7,7 +7,7 @@ from torch import nn
 
 from fedfacet import rng, state
 from fedfacet.clients.client_data import ClientData
-from fedfacet.clients.queries.base import QueryContext
+from fedfacet.clients.queries.base import QueryContext, answer_query
 from fedfacet.clients.queries.centroids import Centroids, cluster_centres
 from fedfacet.errors import ConfigError
 from fedfacet.types import Broadcast, ClientTask
@@ -22,7 +22,7 @@ def clients(tiny_clients):
 
 def ask(clients, query, client_id, round=1):
     weights = state.clone(clients.objective.model.state_dict())
-    return clients.answer(query, ClientTask(client_id, round, 0, Broadcast(weights)))
+    return answer_query(clients, query, ClientTask(client_id, round, 0, Broadcast(weights)))
 
 
 def inputs(clients, client_id):

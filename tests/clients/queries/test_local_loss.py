@@ -8,7 +8,7 @@ from torch import nn
 
 from fedfacet import state
 from fedfacet.clients.client_data import ClientData
-from fedfacet.clients.queries.base import QueryContext
+from fedfacet.clients.queries.base import QueryContext, answer_query
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.types import Broadcast, ClientTask
 
@@ -22,7 +22,7 @@ def clients(tiny_clients):
 
 def ask(clients, client_id, weights=None, query=None):
     weights = state.clone(clients.objective.model.state_dict()) if weights is None else weights
-    return clients.answer(query or LocalLoss(), ClientTask(client_id, 1, 0, Broadcast(weights)))
+    return answer_query(clients, query or LocalLoss(), ClientTask(client_id, 1, 0, Broadcast(weights)))
 
 
 def test_it_is_the_mean_cross_entropy_of_all_samples(clients):

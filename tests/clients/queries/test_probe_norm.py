@@ -8,6 +8,8 @@ import torch
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.prediction import predict
+from fedfacet.clients.queries.base import answer_query
 from fedfacet.clients.queries.probe_norm import ProbeNorm
 from fedfacet.corrections import ProximalCorrection
 from fedfacet.data.augmentation import CropAndFlip
@@ -43,7 +45,7 @@ def dropout_clients(tiny_clients):
 def test_it_is_the_distance_that_the_first_steps_of_training_cover(dropout_clients, probe_steps):
     clients = dropout_clients()
     task = task_of(clients)
-    answer = clients.answer(ProbeNorm(probe_steps=probe_steps), task)
+    answer = answer_query(clients, ProbeNorm(probe_steps=probe_steps), task)
     half = clients.train_part(task, None, probe_steps)
     moved = torch.cat([(half.weights[name] - task.broadcast.model[name]).flatten() for name in half.weights])
     assert answer.value == pytest.approx(moved.double().norm().item(), rel=1e-12), "summed in float64, as `clip` does"
@@ -56,7 +58,7 @@ def test_samples_that_the_objective_looks_at_first_are_counted(tiny_clients):
     with rng.forked(0, "weights"):
         model = SmallCNN(num_classes=2, input_shape=(1, 4, 4))
     clients = tiny_clients(objective=FedPACObjective(model), local=LocalTraining(batch_size=4))
-    answer = clients.answer(ProbeNorm(probe_steps=2), task_of(clients))
+    answer = answer_query(clients, ProbeNorm(probe_steps=2), task_of(clients))
     assert answer.samples == len(clients.data(1)) + 8
 
 
@@ -66,7 +68,7 @@ def test_training_that_goes_on_from_a_probe_is_uninterrupted_training(dropout_cl
         clients, untouched = dropout_clients(), dropout_clients()
         task = task_of(clients)
         expected = untouched.train(task)
-        clients.answer(ProbeNorm(probe_steps=probe_steps), task)
+        answer_query(clients, ProbeNorm(probe_steps=probe_steps), task)
         assert clients.probed.find(task, 100) is not None
         goes_on = clients.train(task)
         for update in (goes_on, clients.train(replace(task, broadcast=Broadcast(dict(task.broadcast.model))))):
@@ -81,7 +83,7 @@ def test_the_steps_of_a_probe_are_not_taken_again(dropout_clients, monkeypatch):
     taken = []
     step = clients.program.step
     monkeypatch.setattr(clients.program, "step", lambda batch, number: taken.append(number) or step(batch, number))
-    clients.answer(ProbeNorm(probe_steps=3), task)
+    answer_query(clients, ProbeNorm(probe_steps=3), task)
     clients.train(task)
     assert taken == list(range(8))
 
@@ -90,7 +92,7 @@ def test_the_steps_of_a_probe_are_not_taken_again(dropout_clients, monkeypatch):
 def test_a_straggler_that_does_less_than_its_probe_is_trained_anew(dropout_clients, fraction):
     clients = dropout_clients()
     task = task_of(clients)
-    clients.answer(ProbeNorm(probe_steps=3), task)
+    answer_query(clients, ProbeNorm(probe_steps=3), task)
     late = replace(task, step_fraction=fraction)
     assert state.digest(clients.train(late).delta) == state.digest(dropout_clients().train(late).delta)
 
@@ -99,7 +101,7 @@ def test_a_straggler_that_does_less_than_its_probe_is_trained_anew(dropout_clien
 def test_a_probe_is_never_longer_than_training(dropout_clients, probe_steps):
     clients = dropout_clients()
     task = task_of(clients)
-    answer = clients.answer(ProbeNorm(probe_steps=probe_steps), task)
+    answer = answer_query(clients, ProbeNorm(probe_steps=probe_steps), task)
     update = clients.train(task)
     assert answer.samples == update.metrics["num_seen"] == 32
     assert answer.value == pytest.approx(state.norm(update.delta), rel=1e-5)
@@ -110,11 +112,11 @@ def test_a_probe_shows_nothing_of_itself_in_what_follows(dropout_clients):
     clients, untouched = dropout_clients(), dropout_clients()
     before = torch.get_rng_state()
     other = task_of(clients, 2)
-    clients.answer(ProbeNorm(), task_of(clients, 1))
+    answer_query(clients, ProbeNorm(), task_of(clients, 1))
     assert torch.equal(torch.get_rng_state(), before)
     weights = other.broadcast.model
     assert (
-        clients.predict(weights, [clients.dataset.test]).labels == untouched.predict(weights, [untouched.dataset.test]).labels
+        predict(clients, weights, [clients.dataset.test]).labels == predict(untouched, weights, [untouched.dataset.test]).labels
     ).all()
     assert state.digest(clients.train(other).delta) == state.digest(untouched.train(other).delta)
 
@@ -123,7 +125,7 @@ def test_an_objective_that_cannot_be_put_down_is_trained_from_the_start(dropout_
     clients = dropout_clients()
     monkeypatch.setattr(ProximalCorrection, "divisible", False)
     task = task_of(clients)
-    clients.answer(ProbeNorm(), task)
+    answer_query(clients, ProbeNorm(), task)
     assert clients.probed.find(task, 100) is None
     assert state.digest(clients.train(task).delta) == state.digest(dropout_clients().train(task).delta)
 

@@ -3,6 +3,7 @@ import pytest
 
 from fedfacet import state
 from fedfacet.clients.local_training import LocalTraining
+from fedfacet.clients.queries.base import answer_query
 from fedfacet.clients.queries.resources import Resources, RoundJoules, UploadSeconds
 from fedfacet.devices.synthetic import UniformDevices
 from fedfacet.engines.sequential import SequentialEngine
@@ -15,7 +16,7 @@ MATRICES = ([[6, 2], [2, 6]], [[1, 1], [1, 1]], [[3, 0], [0, 3]])
 
 def ask(clients, query, client_id, round=1, seed=0):
     weights = state.clone(clients.objective.model.state_dict())
-    return clients.answer(query, ClientTask(client_id, round, seed, Broadcast(weights)))
+    return answer_query(clients, query, ClientTask(client_id, round, seed, Broadcast(weights)))
 
 
 @pytest.fixture

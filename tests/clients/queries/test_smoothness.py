@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedfacet.clients.queries.base import answer_query
 from fedfacet.methods.lag import Smoothness
 from fedfacet.types import Broadcast, ClientTask
 
@@ -28,7 +29,7 @@ def test_it_is_the_largest_eigenvalue_of_the_hessian(client_id, decay, tiny_clie
     object.__setattr__(clients, "optimizer", partial(torch.optim.SGD, lr=0.1, weight_decay=decay))
     weights = {name: tensor.clone() for name, tensor in clients.objective.model.state_dict().items()}
     task = ClientTask(client_id, 1, 0, Broadcast(weights))
-    answer = clients.answer(Smoothness(iterations=100), task)
+    answer = answer_query(clients, Smoothness(iterations=100), task)
     (batch,) = clients.data(client_id).batches()
 
     def loss(flat):
@@ -39,18 +40,18 @@ def test_it_is_the_largest_eigenvalue_of_the_hessian(client_id, decay, tiny_clie
     largest = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, flat)).abs().max().item()
     assert answer.value == pytest.approx(largest, rel=1e-3)
     assert (answer.floats_up, answer.samples) == (1, 100 * 16)
-    assert clients.answer(Smoothness(iterations=100), task) == answer, "drawn by the client's own stream"
-    assert clients.answer(Smoothness(iterations=1), task).value <= largest * (1 + 1e-6)
+    assert answer_query(clients, Smoothness(iterations=100), task) == answer, "drawn by the client's own stream"
+    assert answer_query(clients, Smoothness(iterations=1), task).value <= largest * (1 + 1e-6)
 
 
 def test_a_model_that_is_not_finite_says_nan(tiny_clients):
     clients = tiny_clients(model=Linear)
     weights = {name: torch.full_like(tensor, math.nan) for name, tensor in clients.objective.model.state_dict().items()}
-    assert math.isnan(clients.answer(Smoothness(), ClientTask(0, 1, 0, Broadcast(weights))).value)
+    assert math.isnan(answer_query(clients, Smoothness(), ClientTask(0, 1, 0, Broadcast(weights))).value)
 
 
 def test_a_loss_that_is_flat_says_0(tiny_clients):
     """One class with certainty: the curvature underflows, and the iteration stops."""
     clients = tiny_clients(model=Linear, matrices=[[[0, 0], [4, 4]]])
     weights = {"weight": torch.zeros(2, 16), "bias": torch.tensor([-200.0, 200.0])}
-    assert clients.answer(Smoothness(), ClientTask(0, 1, 0, Broadcast(weights))).value == 0
+    assert answer_query(clients, Smoothness(), ClientTask(0, 1, 0, Broadcast(weights))).value == 0

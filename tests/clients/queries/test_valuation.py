@@ -6,7 +6,7 @@ import torch
 
 from fedfacet import state
 from fedfacet.clients.client_data import ClientData
-from fedfacet.clients.queries.base import QueryContext
+from fedfacet.clients.queries.base import QueryContext, answer_query
 from fedfacet.clients.queries.local_loss import LocalLoss, Valuation
 from fedfacet.types import Broadcast, ClientTask
 
@@ -20,7 +20,7 @@ def clients(tiny_clients):
 
 def ask(clients, query, client_id, weights=None):
     weights = state.clone(clients.objective.model.state_dict()) if weights is None else weights
-    return clients.answer(query, ClientTask(client_id, 1, 0, Broadcast(weights)))
+    return answer_query(clients, query, ClientTask(client_id, 1, 0, Broadcast(weights)))
 
 
 @pytest.mark.parametrize(("client_id", "number"), [(0, 16), (1, 16), (2, 1), (3, 200)])

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +14,9 @@ from fedfacet.builtin import is_builtin
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.divided_training import HalfTrained
 from fedfacet.clients.personal_memory import own_model
+from fedfacet.clients.trainer import Clients
 from fedfacet.query import Query as Query
 from fedfacet.types import Answer, ClientTask, RoundNeeds, State
-
-if TYPE_CHECKING:  # it builds on this file
-    from fedfacet.clients.program import Clients
 
 
 def _cannot_train(num_steps: int) -> HalfTrained:
@@ -70,7 +67,7 @@ class QueryContext:
         return rng.stream(self.seed, purpose, self.round, self.client_id, *keys)
 
 
-def answer(clients: "Clients", query: types.Query, task: ClientTask) -> Answer:
+def answer_query(clients: Clients, query: types.Query, task: ClientTask) -> Answer:
     """Have a client answer a query on the model that it was sent."""
     program = clients.program_of(task.broadcast.model) if query.needs_model else clients.program
     weights = own_model(task.broadcast.model, task.memory)
@@ -79,7 +76,7 @@ def answer(clients: "Clients", query: types.Query, task: ClientTask) -> Answer:
     data = clients.data(task.client_id)
     context = QueryContext(
         data=data,
-        model=program.lend(),
+        model=program.expose(),
         make_optimizer=clients.optimizer,
         batch_size=clients.local.batch_size,
         seed=task.seed,
@@ -95,7 +92,7 @@ def answer(clients: "Clients", query: types.Query, task: ClientTask) -> Answer:
     try:
         answer = query.answer(context)
         if not is_builtin(query):
-            program.take_back()
+            program.restore_trainable()
             if not isinstance(answer, Answer):
                 came = type(answer).__name__
                 raise ValueError(f"Expected the query to return an Answer(value, floats_up, samples), but got {came}: fix it.")
@@ -105,12 +102,12 @@ def answer(clients: "Clients", query: types.Query, task: ClientTask) -> Answer:
         raise
 
 
-def _train_until(clients: "Clients", task: ClientTask, num_steps: int) -> HalfTrained:
+def _train_until(clients: Clients, task: ClientTask, num_steps: int) -> HalfTrained:
     """Take the first steps of a client's training, and keep what they lead to in case the client is selected."""
     planned, program = clients.num_steps(task), clients.program_of(task.broadcast.model)
     half = clients.train_part(task, None, min(num_steps, planned))
     assert isinstance(half, HalfTrained)  # it was stopped
-    program.lend()  # for whatever the query does next
+    program.expose()  # for whatever the query does next
     if num_steps < planned and program.divisible:
         clients.probed.keep(task, half)
     return half

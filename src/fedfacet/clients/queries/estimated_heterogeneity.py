@@ -17,7 +17,6 @@ from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
 from fedfacet.objectives.attribute_head import AttributeHeadObjective
 from fedfacet.objectives.biased import biased_objective
-from fedfacet.objectives.classification import take_loss
 from fedfacet.types import Answer, Batch
 
 _EVALUATION_BATCH_SIZE = 256
@@ -217,10 +216,10 @@ def train_biased(
         optimizer_step(optimizer, objective.training_step(batch, step))
 
 
-def optimizer_step(optimizer: torch.optim.Optimizer, loss: object) -> None:
-    """Take one step down the gradient of what a ``training_step`` returned."""
+def optimizer_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take one step down the gradient of a loss."""
     optimizer.zero_grad(set_to_none=True)
-    take_loss(loss).backward()  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 

@@ -14,7 +14,7 @@ from fedfacet.analysis.runs import Run
 from fedfacet.analysis.study import check_seeds
 from fedfacet.analysis.tables import cell_over_seeds
 from fedfacet.errors import ConfigError
-from fedfacet.plots.figure import VERMILION, saved_figure
+from fedfacet.plots.style import VERMILION, saved_figure
 
 METRIC = "heterogeneity_error/distance_max"
 """The paper minimises the largest distance of a client's estimated triplet from its true one."""

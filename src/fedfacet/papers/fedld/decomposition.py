@@ -10,7 +10,7 @@ import numpy as np
 from fedfacet.analysis.notes import beside_the_seed
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.writers import Table, as_number
-from fedfacet.plots.figure import COLOURS, saved_figure
+from fedfacet.plots.style import COLOURS, saved_figure
 
 if TYPE_CHECKING:
     from fedfacet.runs.rerun import DecomposedRound

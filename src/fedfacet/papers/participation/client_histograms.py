@@ -14,7 +14,7 @@ from fedfacet.analysis.notes import notes_on_unfinished
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.study import Study, ordered
 from fedfacet.analysis.writers import Table
-from fedfacet.plots.figure import BLUE, DASHES, VERMILION, saved_figure
+from fedfacet.plots.style import BLUE, DASHES, VERMILION, saved_figure
 from fedfacet.runs.rerun import measure_own_samples
 
 if TYPE_CHECKING:

@@ -63,12 +63,12 @@ class Row:
     def taxonomy(self) -> Taxonomy:
         """The row in the words of cards."""
         return Taxonomy(
-            policy=_said(self.policy.strip("()")),
+            policy=_published(self.policy.strip("()")),
             client_characteristics=self.required,
             shared_information=tuple(_WORDS.get(word, word) for word in self.message.split(", ")),
-            value_generation=_said(self.generation),
-            value_interpretation=_said(self.interpretation),
-            termination_condition=_said(self.termination),
+            value_generation=_published(self.generation),
+            value_interpretation=_published(self.interpretation),
+            termination_condition=_published(self.termination),
         )
 
     def differences(self, card: Taxonomy) -> dict[str, tuple[str, str]]:
@@ -77,10 +77,10 @@ class Row:
         A card may say more of how a value is generated.
         """
         row = self.taxonomy
-        told = {one.name: (_text(getattr(row, one.name)), _text(getattr(card, one.name))) for one in fields(Taxonomy)}
-        if told["value_generation"][1].startswith(told["value_generation"][0]):
-            del told["value_generation"]
-        return {name: both for name, both in told.items() if both[0] != both[1]}
+        values = {one.name: (_text(getattr(row, one.name)), _text(getattr(card, one.name))) for one in fields(Taxonomy)}
+        if values["value_generation"][1].startswith(values["value_generation"][0]):
+            del values["value_generation"]
+        return {name: both for name, both in values.items() if both[0] != both[1]}
 
 
 def load_table4() -> list[Row]:
@@ -94,9 +94,9 @@ def load_table4() -> list[Row]:
     return [Row(**{**row, "here": tuple(row["here"])}) for row in rows]
 
 
-def _said(cell: str) -> str:
+def _published(cell: str) -> str:
     return _WORDS.get(cell.lower(), cell.lower())
 
 
-def _text(told: str | tuple[str, ...]) -> str:
-    return told if isinstance(told, str) else ", ".join(told)
+def _text(values: str | tuple[str, ...]) -> str:
+    return values if isinstance(values, str) else ", ".join(values)

@@ -105,8 +105,8 @@ def _of_attacks(dataset: str, runs: Sequence[Run]) -> list[Correlation]:
                 [statistics.fmean(run.at("last").get(name, math.nan) for run in members) for name in names]
                 for members in groups.values()
             ]
-            said = number if dataset == "cifar10" else math.nan
-            found += _correlation(7, dataset, f"{attacks}, {column}", points, said)
+            published = number if dataset == "cifar10" else math.nan
+            found += _correlation(7, dataset, f"{attacks}, {column}", points, published)
     return found
 
 

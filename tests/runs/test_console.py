@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedfacet.analysis.console import print_results
 from fedfacet.analysis.notes import how_to_measure
 from fedfacet.data.dataset import Dataset, InMemoryInputs
 from fedfacet.data.federated import FederatedData
 from fedfacet.data.held_out_clients import HeldOutClients
 from fedfacet.metrics.group_counts import group_key
+from fedfacet.runs.console import print_results
 from fedfacet.types import Partition
 
 NORMAL = ("normal", "pneumonia")

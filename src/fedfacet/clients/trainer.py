@@ -7,7 +7,6 @@ and ``Clients`` are all of them.
 import contextlib
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -21,20 +20,19 @@ from torch.optim import Optimizer
 
 from fedfacet import rng, state
 from fedfacet.builtin import draws_by_torch
-from fedfacet.clients.client_data import ClientData, Population
-from fedfacet.clients.divided_training import HalfTrained, ProbedClients, train_part
+from fedfacet.clients.client_data import Population
+from fedfacet.clients.divided_training import HalfTrained, ProbedClients
 from fedfacet.clients.federated_module import FederatedModule, compile_module
 from fedfacet.clients.optimizers import bare_step_of, kept_optimizer, optimizer_to_keep, restore_optimizer, single_optimizer
+from fedfacet.clients.own_module import SkippedStepError
 from fedfacet.clients.personal_memory import own_model, to_keep
-from fedfacet.clients.prediction import Predictions, predict
 from fedfacet.clients.private_gradients import PrivateGradients
-from fedfacet.clients.queries.base import answer
 from fedfacet.clients.resident_model import ResidentModel
 from fedfacet.data.fingerprint import fingerprint
 from fedfacet.errors import EngineError
 from fedfacet.objectives.classification import step_weight_of, take_loss
 from fedfacet.privacy.disclosure import kinds_sent
-from fedfacet.types import Answer, Batch, ClientEnd, ClientStart, ClientTask, ClientUpdate, Facts, Query, State
+from fedfacet.types import Batch, ClientEnd, ClientStart, ClientTask, ClientUpdate, Facts, State
 
 _AVERAGED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 """What means are taken of; shorter floats hold what is quantised."""
@@ -63,12 +61,11 @@ class ClientTrainer(FederatedModule):
         personal: Set[str] = frozenset(),
     ) -> None:
         objective.trainer = None  # of an earlier life; `self.log` would look for it
-        # Lightning advises to hand the module to a Trainer; `check_objective` says what holds here.
-        warnings.filterwarnings("ignore", r"You are trying to `self\.log\(\)`")
         super().__init__(objective, personal, precision)
         on_cpu = all(tensor.device.type == "cpu" for tensor in self.tensors.values())
         self.resident = None if on_cpu else ResidentModel(self.tensors)
-        self.optimizer = single_optimizer(objective)
+        self.training_step = objective.training_step if self.own is None else self.own.training_step
+        self.optimizer = self.new_optimizer()
         self.check_names(self.optimizer)
         # Somebody else's class of optimizer may keep more than its `state`, which is what is reset.
         self._reusable = type(self.optimizer).__module__.startswith(("torch.optim.", "fedfacet.")) and getattr(
@@ -83,19 +80,19 @@ class ClientTrainer(FederatedModule):
     @property
     def tensors(self) -> State:
         """The module's trained parameters and its buffers; frozen parameters are everybody's own and stay as they are."""
-        return self.parameters | self._persistent_buffers if self._places else self.parameters
+        return self.parameters | self._persistent_buffers if self._buffer_slots else self.parameters
 
     @property
     def buffers(self) -> State:
         """The floating-point ones among the buffers, unless they follow from weights."""
-        if not self._places:
+        if not self._buffer_slots:
             return {}
         named = self._persistent_buffers.items()
         return {name: buffer for name, buffer in named if buffer.dtype in _AVERAGED and name not in self._followers}
 
     @property
     def _persistent_buffers(self) -> State:
-        return {name: tensor for name, of_module, key in self._places if (tensor := of_module[key]) is not None}
+        return {name: tensor for name, of_module, key in self._buffer_slots if (tensor := of_module[key]) is not None}
 
     def moved_from(self, start: State, tensors: State) -> State:
         """Return by how much those of some tensors that leave the client have moved, on the CPU, in the usual memory order."""
@@ -118,35 +115,16 @@ class ClientTrainer(FederatedModule):
             self.objective.train(mode)
             self._training = mode
 
-    @contextlib.contextmanager
-    def looking(self) -> Iterator[None]:
-        """Evaluate for a while, without gradients, and train again afterwards."""
-        self.train(False)
-        with torch.no_grad():
-            yield
-        self.train(True)
-
-    def begin(self, start: ClientStart, data: ClientData) -> None:
-        """Have the objective take note of a client, whose weights are loaded."""
-        if self.hooks is not None:
-            self.hooks.on_client_start(start)
-        if self.data_hooks is not None:
-            with self.looking():
-                self.data_hooks.before_steps(data.batches(), start.num_steps)
-
-    def end(self, end: ClientEnd, data: ClientData) -> tuple[State, State]:
-        """Return what a client sends beside its update, and what it keeps."""
-        if self.data_hooks is not None:
-            with self.looking():
-                self.data_hooks.after_steps(data.batches())
-        return self.hooks.on_client_end(end) if self.hooks is not None else ({}, {})
-
     def step(self, batch: Batch, step: int) -> Tensor:
         """Return the loss of one training step."""
         if not self.autocast:
-            return take_loss(self.objective.training_step(batch, step))
+            return take_loss(self.training_step(batch, step))
         with torch.autocast(batch.x.device.type, torch.bfloat16):
-            return take_loss(self.objective.training_step(batch, step))
+            return take_loss(self.training_step(batch, step))
+
+    def new_optimizer(self) -> Optimizer:
+        """Return what the objective makes."""
+        return single_optimizer(self.objective) if self.own is None else self.own.fresh_optimizer()
 
     def fresh_optimizer(self) -> Optimizer:
         """Return the objective's optimizer without a memory of other clients.
@@ -154,7 +132,7 @@ class ClientTrainer(FederatedModule):
         Where making one anew would make the same again, the last one is reset instead, which takes a third of the time.
         """
         if not self._reusable:
-            return single_optimizer(self.objective)
+            return self.new_optimizer()
         self.optimizer.state.clear()
         for group, settings in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(settings)
@@ -188,7 +166,15 @@ class Training:
         if program.is_hooked:
             # A dictionary of its own: what it changes there must not be taken for what was there before.
             start = ClientStart(task.broadcast, dict(task.memory), self.num_steps, self.lr, task.lr_factor)
-            program.begin(start, clients.data(task.client_id))
+            program.begin(start, clients.data(task.client_id), self.optimizer, local.batch_size)
+
+    def resume(self, half: HalfTrained) -> None:
+        """Continue where the same training was put down."""
+        for _ in range(half.num_steps):
+            next(self.batches)
+        self.step, self.num_seen, self.loss_sum = half.num_steps, half.num_seen, half.loss_sum
+        self.program.load(half.weights)
+        restore_optimizer(self.optimizer, half.optimizer)
 
     def take_steps(self, stop: int) -> None:
         """Take the steps up to number ``stop``, counted from the client's first."""
@@ -208,6 +194,8 @@ class Training:
                 if clients.local.max_grad_norm is not None:
                     nn.utils.clip_grad_norm_(self.parameters, clients.local.max_grad_norm)
                 take_step()
+            except SkippedStepError:
+                continue
             except torch.OutOfMemoryError:
                 raise EngineError(
                     f"Client {task.client_id} in round {task.round} does not fit into the memory of {clients.device}: lower "
@@ -220,7 +208,7 @@ class Training:
             losses.append(loss.detach())
             sizes.append(len(positions))
         self.step, self.num_seen = stop, self.num_seen + sum(sizes)
-        for value, size in zip(torch.stack(losses).tolist() if stop > 1 else [losses[0].item()], sizes, strict=True):
+        for value, size in zip(torch.stack(losses).tolist() if losses else [], sizes, strict=True):
             self.loss_sum += value * size
 
     def _private_backward(self, private: PrivateGradients, positions: NDArray[np.int64], step: int) -> Tensor:
@@ -236,10 +224,10 @@ class Training:
         delta = program.moved_from(task.broadcast.model, program.parameters)
         buffers = program.moved_from(task.broadcast.model, program.buffers)
         weight = step_weight_of(self.optimizer, program.objective, self.num_steps)
-        extras, memory = State(), State()
+        extras, memory, logged = State(), State(), dict[str, float]()
         if program.is_hooked:
             ended, data = ClientEnd(delta, self.num_steps, self.lr, weight), self.clients.data(task.client_id)
-            extras, memory = program.end(ended, data)
+            extras, memory, logged = program.end(ended, data)
         if program.personal:
             memory = memory | to_keep(program.tensors, program.personal)
         if self.clients.local.keep_optimizer:
@@ -251,7 +239,7 @@ class Training:
             num_samples=len(self.indices),
             num_steps=self.num_steps,
             step_weight=weight,
-            metrics={"loss_sum": self.loss_sum, "num_seen": self.num_seen},
+            metrics={"loss_sum": self.loss_sum, "num_seen": self.num_seen, **logged},
             extras=extras,
             memory=memory,
         )
@@ -302,8 +290,8 @@ class Clients(Population):
         data_digest = fingerprint(self.dataset, whole=self.whole_fingerprint)
         parts = (self.objective, getattr(self.objective, "correction", None))
         kinds = {name: kind for part in parts for name, kind in kinds_sent(part, getattr(part, "provides", ())).items()}
-        told = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, self.dataset.num_classes)
-        return Facts(self.partition.num_clients, model, names, buffers, personal, *told, program.derived, self.partition.digest)
+        rest = (data_digest, self.dataset.num_attributes, program.frozen_digest, kinds, self.dataset.num_classes)
+        return Facts(self.partition.num_clients, model, names, buffers, personal, *rest, program.derived, self.partition.digest)
 
     def program_of(self, model: State) -> ClientTrainer:
         """Return the program for models of some shape.
@@ -366,24 +354,35 @@ class Clients(Population):
 
     def _trained(self, task: ClientTask, begin: Begin) -> ClientUpdate:
         if self.probed.kept:  # some have taken their first steps already
-            return train_part(self, begin, task, None, None)  # type: ignore[return-value]  # nothing stops it
+            return self.train_part(task, None, None, begin)  # type: ignore[return-value]  # nothing stops it
         self._seed(task)
         training = begin(self, task)
         training.take_steps(training.num_steps)
         update = training.finish()
         return self.transformed(update, task) if self.transforms else update
 
-    def train_part(self, task: ClientTask, half: HalfTrained | None, stop: int | None) -> ClientUpdate | HalfTrained:
-        """Do a part of what ``train`` does: from where it was put down, or up to step number ``stop``."""
-        return train_part(self, Training, task, half, stop)
+    def train_part(
+        self, task: ClientTask, half: HalfTrained | None, stop: int | None, begin: Begin = Training
+    ) -> ClientUpdate | HalfTrained:
+        """Do a part of what ``train`` does: from where it was put down, or up to step number ``stop``.
 
-    def answer(self, query: Query, task: ClientTask) -> Answer:
-        """Have a client answer a query on the model that it was sent."""
-        return answer(self, query, task)
-
-    def predict(self, model: State, splits: Iterable[NDArray[np.int64]], memory: State | None = None) -> Predictions:
-        """Return what a model says of some samples of the data set; with a memory, what the client who keeps it would say."""
-        return predict(self, model, splits, memory or {})
+        The update is the same bit for bit if the program is ``divisible``, also where another process continues.
+        """
+        program, others = self.program_of(task.broadcast.model), self.draws_elsewhere
+        if half is None and program.divisible:
+            half = self.probed.find(task, self.num_steps(task) if stop is None else stop)
+        with self.forked(task):
+            training = begin(self, task)
+            if half is not None:
+                training.resume(half)
+                rng.set_states(half.generators, self.device, others=others)
+            training.take_steps(training.num_steps if stop is None else stop)
+            if stop is not None:
+                optimizer, generators = training.optimizer.state_dict()["state"], rng.get_states(self.device, others=others)
+                weights = state.clone(program.tensors)
+                return HalfTrained(stop, weights, optimizer, generators, training.loss_sum, training.num_seen)
+            update = training.finish()
+        return self.transformed(update, task)
 
     @contextlib.contextmanager
     def forked(self, task: ClientTask) -> Iterator[None]:

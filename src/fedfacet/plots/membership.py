@@ -1,6 +1,6 @@
 """How much the clients' models give away, round by round."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from fedfacet.errors import FedFacetError
 from fedfacet.federation import Federation
 from fedfacet.metrics.group_counts import NAN
 from fedfacet.metrics.roc import Roc, pooled_auc
-from fedfacet.plots.roc import plot_membership
+from fedfacet.plots.style import COLOURS, DASHES, saved_figure
 from fedfacet.records import FederationState
+from fedfacet.storage.run_files import rows_of
 from fedfacet.types import ClientUpdate
 
 ATTACKS: Mapping[str, Attack] = {"gap": Gap(), "loss_threshold": LossThreshold()}
@@ -28,7 +29,7 @@ class Membership(UpdatesMeasurement):
     Metrics, for the attacks ``gap`` and ``loss_threshold``: ``membership/auc_gap``, the AUC of all pairs of a member and
     another of one model, :math:`\sum_k U_k / \sum_k n_k m_k`, and ``membership/auc_gap_low``, ``..._high``, its 95 % interval;
     ``membership/num_models``, how many of the round's models were attacked. Clients with too few samples are left out, and so
-    is a model with NaN or infinite entries. ``attack.py`` comes to the same numbers with ``members.most=1000``. They are drawn
+    is a model with NaN or infinite entries. ``attack.py`` finds the same numbers with ``members.most=1000``. They are drawn
     into ``membership.png``.
 
     This looks at what no server may see. It watches the run and changes nothing.
@@ -42,6 +43,8 @@ class Membership(UpdatesMeasurement):
     Raises:
         FedFacetError: if clients are to hold out samples but none does, or no client has samples enough.
     """
+
+    needs_logits = True
 
     name = "membership"
 
@@ -83,8 +86,8 @@ class Membership(UpdatesMeasurement):
         model = local_model(federation.sent(before, update.client_id), update)
         if audit_set is None or not state.all_finite(model):
             return {}
-        (said,) = federation.engine.predict(model, [audit_set.samples], update.memory)
-        signals = audit_set.signals(said.logits, self.data.dataset.y[audit_set.samples])
+        (predicted,) = federation.engine.predict(model, [audit_set.samples], update.memory)
+        signals = audit_set.signals(predicted.logits, self.data.dataset.y[audit_set.samples])
         return {name: audit_set.roc(attack.scores(signals)) for name, attack in ATTACKS.items()}
 
     def _set_of(self, client_id: int) -> AuditSet | None:
@@ -94,3 +97,22 @@ class Membership(UpdatesMeasurement):
             except FedFacetError:
                 self._sets[client_id] = None
         return self._sets[client_id]
+
+
+def plot_membership(metrics_csv: Path, attacks: Sequence[str], path: Path) -> None:
+    """Draw the AUC of each attack by round with its 95 % interval into a PNG.
+
+    Dashes: an attack that knows nothing.
+    """
+    rows = [row for row in rows_of(metrics_csv) if row.get(f"membership/auc_{attacks[0]}", "") not in ("", "nan")]
+    rounds = [int(row["round"]) for row in rows]
+    with saved_figure(path, 4.2, 2.8) as figure:
+        axes = figure.subplots()
+        for colour, name in zip(COLOURS, attacks, strict=False):
+            auc, low, high = ([float(row[f"membership/auc_{name}{end}"]) for row in rows] for end in ("", "_low", "_high"))
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(rounds, auc, color=colour, linewidth=1.2, marker="o" if len(rounds) == 1 else "", label=name)
+        axes.axhline(0.5, color="0.4", linestyle=DASHES, linewidth=0.8)
+        axes.set(xlabel="round", ylabel="AUC, models after local training")
+        axes.locator_params(axis="x", integer=True)
+        axes.legend(loc="upper left")

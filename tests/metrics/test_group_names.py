@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfacet.data.shakespeare import ALPHABET
-from fedfacet.plots.figure import group_names
+from fedfacet.metrics.group_names import group_names
 
 NAMES = st.lists(st.text(), min_size=1, max_size=4)
 

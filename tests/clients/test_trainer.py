@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from fedfacet import rng, state
 from fedfacet.clients.local_training import LocalTraining
-from fedfacet.clients.prediction import count
-from fedfacet.clients.program import Clients, ClientTrainer
-from fedfacet.clients.queries.base import Query
+from fedfacet.clients.prediction import count, predict
+from fedfacet.clients.queries.base import Query, answer_query
+from fedfacet.clients.trainer import Clients, ClientTrainer
 from fedfacet.corrections import Correction, ProximalCorrection
 from fedfacet.metrics.group_accuracy import GroupAccuracy
 from fedfacet.models.small_cnn import SmallCNN
@@ -95,7 +95,7 @@ def test_every_transform_draws_for_itself_by_round_and_client(make_clients, weig
 
 
 def evaluate(clients, weights, indices):
-    return count(clients.dataset, clients.predict(weights, [indices]), indices)
+    return count(clients.dataset, predict(clients, weights, [indices]), indices)
 
 
 @pytest.mark.parametrize("batch_size", [64, 1024])
@@ -147,7 +147,7 @@ def test_a_query_is_answered_on_the_broadcast_model(make_clients, weights):
     """Whatever the scratch module holds from the client before."""
     clients, task = make_clients(), ClientTask(4, 1, 0, Broadcast(weights))
     clients.train(ClientTask(9, 1, 0, Broadcast(weights)))
-    assert clients.answer(HeadSum(), task).value == pytest.approx(weights["head.weight"][0].sum().item(), abs=1e-6)
+    assert answer_query(clients, HeadSum(), task).value == pytest.approx(weights["head.weight"][0].sum().item(), abs=1e-6)
 
 
 # --- what a program carries from client to client --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -27,7 +27,7 @@ from fedfacet import config as configuration
 from fedfacet.config import is_complete, override_of
 from fedfacet.config.composition import BASE
 from fedfacet.config.sweeping import Sweep
-from fedfacet.entry import is_heard
+from fedfacet.entry import is_printed_here
 from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import command_name, failed_if_stopped, refuse, same_command, short_in_a_sentence
 from fedfacet.runs.job import ETA, Job, failures
@@ -36,6 +36,9 @@ from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
 from fedfacet.shell_words import typed
 from fedfacet.storage.lock import holder_of
 from fedfacet.waiting import waiting
+
+Jobs: TypeAlias = Sequence[tuple[DictConfig, Path]]
+"""Configuration and run folder of each job."""
 
 _MOST_NAMED = 20
 _MOST_IN_A_TABLE = 100  # runs; reading one takes 30 ms, also where a finished sweep is started again
@@ -61,7 +64,7 @@ def name_left(jobs: Sweep, begun: int, sweep_dir: Path | None) -> None:
     Args:
         jobs: of the sweep.
         begun: how many have; they begin in order.
-        sweep_dir: in which each job has its run folder; ``None`` where the same command goes on with all of them.
+        sweep_dir: in which each job has its run folder; ``None`` where the same command resumes all of them.
     """
     if not jobs.are_known:
         print("The same command goes on where the sweeper stores its study, and begins anew where not.", file=sys.stderr)
@@ -89,7 +92,7 @@ def name_failures(faults: Mapping[Path, str]) -> int:
     return 1 if faults else 0
 
 
-def tell_results(run_dirs: Collection[Path]) -> None:
+def print_sweep(run_dirs: Collection[Path]) -> None:
     """Print a table of several runs, and say how to make more of them."""
     done = [run_dir for run_dir in run_dirs if (run_dir / "summary.json").is_file()]
     if len(done) < 2:
@@ -108,7 +111,7 @@ def _print_table(run_dirs: Collection[Path]) -> None:
     from fedfacet.analysis.runs import load_run
     from fedfacet.analysis.study import keys_of
     from fedfacet.analysis.tables import make_table
-    from fedfacet.analysis.terminal import print_tables
+    from fedfacet.commands.output import print_tables
 
     try:
         runs = [load_run(run_dir) for run_dir in run_dirs]
@@ -142,66 +145,84 @@ def run_command(train: Callable[[Job], None]) -> None:
         are_drawn = isinstance(jobs, Sweep) and not jobs.are_known
         are_cells = any(configuration.is_cell(config) and config.resume is None for config, _ in looked_at)
         if are_cells:
-            check_alone(looked_at[0][0])
-            if are_drawn and looked_at[0][0].sweep.workers != 1:
-                raise ConfigError(
-                    "Expected `sweep.workers=1` where the sweeper draws the jobs, because each worker would draw for itself, "
-                    f"but got {looked_at[0][0].sweep.workers}: leave it out, or search with tune.py in several terminals."
-                )
-            workers = num_workers(looked_at[0][0].sweep.workers, len(jobs))
-            with waiting("looks for the data of all cells"):
-                check_data(looked_at)
-            if not are_drawn:
-                print(f"{len(jobs)} cells in {looked_at[0][1].parent}.", flush=True)
-        else:
-            for config, _ in looked_at:
-                check_started(config)
-                if config.sweep.workers != 1:
-                    raise ConfigError("Expected `sweep.workers` with a sweep, but got it without: add sweep=cells and -m.")
-            if any(serve(config) for config, _ in looked_at[:1]):
-                for number in range(1, len(jobs)):
-                    serve(jobs[number][0])
-                return
-            with waiting("loads libraries and data"):
-                for config, run_dir in looked_at:
-                    check(config, run_dir)
-    except (FedFacetError, ValueError, TypeError) as error:
-        if told := configuration.ended_before(error, sys.argv[1:]):
-            print(told)
+            workers = _check_cells(jobs, looked_at, are_drawn=are_drawn)
+        elif _are_served(jobs, looked_at):
             return
-        refuse(error, aloud=is_heard(error))
+    except (FedFacetError, ValueError, TypeError) as error:
+        if explained := configuration.ended_before(error, sys.argv[1:]):
+            print(explained)
+            return
+        refuse(error, aloud=is_printed_here(error))
     reached: dict[Path, int] = {}
     eta = ETA(jobs.total if isinstance(jobs, Sweep) else len(jobs), workers=workers)
-    start = all_jobs(train, reached, eta, jobs, is_worker=False)
-    if {"-h", "--help"} & set(sys.argv):
-        _print_wrapped(start)
-    elif workers == 1:
-        try:
-            start()
-        except SystemExit as stop:
-            if isinstance(jobs, Sweep) and stop.code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-                name_left(jobs, len(reached), None if are_cells else next(iter(reached)).parent)
-            raise
-    else:
+    if workers > 1:
         its_reached, its_failures = run_workers(partial(_work, train, sys.argv, eta, jobs), workers)
         reached |= its_reached
         failures.update(its_failures)
+    else:
+        _run_here(all_jobs(train, reached, eta, jobs, is_worker=False), jobs, reached, are_cells=are_cells)
     if are_cells:
         known = are_drawn or len(reached | failures) >= len(jobs)  # another launcher's processes have reached others
         planned = reached if known else {Path(os.path.abspath(where)): config.federation.rounds for config, where in jobs}
         status = summarise(planned) | name_failures({job: fault for job, fault in failures.items() if job not in planned})
-        tell_results(planned)
+        print_sweep(planned)
         sys.exit(status)
-    tell_results(reached)
+    print_sweep(reached)
     if failures:
         sys.exit(name_failures(failures))
+
+
+def _check_cells(jobs: Jobs, looked_at: Jobs, *, are_drawn: bool) -> int:
+    """Refuse cells that cannot run; return how many processes run them."""
+    config, run_dir = looked_at[0]
+    check_alone(config)
+    if are_drawn and config.sweep.workers != 1:
+        raise ConfigError(
+            "Expected `sweep.workers=1` where the sweeper draws the jobs, "
+            f"but got {config.sweep.workers}: leave it out, or search with tune.py in several terminals."
+        )
+    workers = num_workers(config.sweep.workers, len(jobs))
+    with waiting("looks for the data of all cells"):
+        check_data(looked_at)
+    if not are_drawn:
+        print(f"{len(jobs)} cells in {run_dir.parent}.", flush=True)
+    return workers
+
+
+def _are_served(jobs: Jobs, looked_at: Jobs) -> bool:
+    """Refuse jobs that cannot run; tell whether this process has served another that runs them."""
+    for config, _ in looked_at:
+        check_started(config)
+        if config.sweep.workers != 1:
+            raise ConfigError("Expected `sweep.workers` with a sweep, but got it without: add sweep=cells and -m.")
+    if any(serve(config) for config, _ in looked_at[:1]):
+        for number in range(1, len(jobs)):
+            serve(jobs[number][0])
+        return True
+    with waiting("loads libraries and data"):
+        for config, run_dir in looked_at:
+            check(config, run_dir)
+    return False
+
+
+def _run_here(start: Callable[[], None], jobs: Jobs, reached: Mapping[Path, int], *, are_cells: bool) -> None:
+    """Run the jobs in this process; where a signal stops a sweep, name those that have not begun."""
+    if {"-h", "--help"} & set(sys.argv):
+        _print_wrapped(start)
+        return
+    try:
+        start()
+    except SystemExit as stop:
+        if isinstance(jobs, Sweep) and stop.code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            name_left(jobs, len(reached), None if are_cells else next(iter(reached)).parent)
+        raise
 
 
 def all_jobs(
     train: Callable[[Job], None],
     reached: dict[Path, int],
     eta: ETA,
-    jobs: Sequence[tuple[DictConfig, Path]],
+    jobs: Jobs,
     *,
     is_worker: bool,
     first: int = 0,
@@ -241,12 +262,12 @@ def all_jobs(
 
     for module in ("optuna", r"hydra_plugins\.hydra_optuna_sweeper"):  # whose settings Optuna will not know any more some day
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
-    _take_help_of_any_kind()
+    _accept_any_help()
     main = hydra.main(config_path=str(configuration.conf_dir()), config_name="train", **BASE)
     return partial(launch, jobs, task, main(task))
 
 
-def _take_help_of_any_kind() -> None:
+def _accept_any_help() -> None:
     """Let Hydra 1.3 make its parser on Python 3.14, which looks into a help text that Hydra computes only when it is read.
 
     Hydra 1.4 needs none of this (github.com/facebookresearch/hydra/issues/3121).
@@ -260,7 +281,7 @@ def _take_help_of_any_kind() -> None:
         argparse.ArgumentParser.add_argument = add_argument  # type: ignore[method-assign]
 
 
-def _work(train: Callable[[Job], None], argv: Sequence[str], eta: ETA, jobs: Sequence[tuple[DictConfig, Path]]) -> Outcome:
+def _work(train: Callable[[Job], None], argv: Sequence[str], eta: ETA, jobs: Jobs) -> Outcome:
     """Run the jobs of a checked command line in one of the processes of ``sweep.workers``."""
     logging.raiseExceptions = False
     sys.argv = list(argv)
@@ -269,17 +290,17 @@ def _work(train: Callable[[Job], None], argv: Sequence[str], eta: ETA, jobs: Seq
     return reached, failures
 
 
-def _print_wrapped(tell_help: Callable[[], None]) -> None:
+def _print_wrapped(print_help: Callable[[], None]) -> None:
     """Print what Hydra says for --help, folded to the terminal's width; groups' lists of options are as wide as it is."""
-    from fedfacet.analysis.terminal import filled
+    from fedfacet.terminal import filled
 
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        tell_help()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        print_help()
     width = min(max(shutil.get_terminal_size((128, 24)).columns, 40), 128)
-    told = configuration.purposes()
-    for line in said.getvalue().replace("python src/train.py", command_name()).splitlines():
+    explained = configuration.purposes()
+    for line in printed.getvalue().replace("python src/train.py", command_name()).splitlines():
         group, _, options = line.partition(": ")
-        print(filled(f"{group}: {told[group]}" if told.get(group) else line, width))
-        if told.get(group):
+        print(filled(f"{group}: {explained[group]}" if explained.get(group) else line, width))
+        if explained.get(group):
             print(textwrap.fill(options, width, initial_indent=" " * 4, subsequent_indent=" " * 4, break_long_words=False))

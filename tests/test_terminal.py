@@ -4,7 +4,8 @@ from importlib import import_module
 
 import pytest
 
-from fedfacet.analysis.terminal import TextTable, folded, print_tables
+from fedfacet.analysis.writers import Table
+from fedfacet.commands.output import folded, print_tables
 
 MARKDOWN = """| selector   | last round      | best             |
 | ---------- | --------------: | ---------------: |
@@ -44,7 +45,7 @@ def test_what_fits_stays_as_it_is():
 def test_no_word_of_a_narrow_table_is_broken(monkeypatch, capsys, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     heads = ["ids", "matrix", "samples", "CI", "AI", "SC", "type"]
-    print_tables([TextTable("Clients", heads, [["8-22", "90 10 / 10 90", "200", "0.00", "0.00", "0.53", "SC"]])])
+    print_tables([Table("Clients", heads, [["8-22", "90 10 / 10 90", "200", "0.00", "0.00", "0.53", "SC"]])])
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= columns
     assert [word for word in (*heads, "8-22", "200", "0.53") if word not in said] == []

@@ -1,10 +1,10 @@
 """What all pictures share: their style, the names of groups in them, and how they are saved.
 
 Matplotlib is imported when a picture is drawn, not before, and used through its objects only: no window, no global figure. A
-file is written whole or not at all. What it is, a PNG, an SVG or a PDF, is told by how its name ends.
+file is written whole or not at all. The end of its name says what it is: a PNG, an SVG or a PDF.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,21 +90,6 @@ def saved_panels(
         yield figure, grid[:number]
 
 
-def group_names(class_names: Sequence[str], attribute_names: Sequence[str]) -> list[str]:
-    r"""Return a name on one line per group, in the order g = y * A + a; the class's alone if there is one attribute value.
-
-    A name that would not be seen as it is, a newline or a blank for example, is quoted and escaped.
-
-    Example:
-        >>> group_names(["cat", "dog"], ["indoors", "outdoors"])
-        ['cat, indoors', 'cat, outdoors', 'dog, indoors', 'dog, outdoors']
-        >>> print(*group_names(["a", " ", "\n"], ["none"]))
-        a ' ' '\n'
-    """
-    classes, attributes = ([_visible(name) for name in names] for names in (class_names, attribute_names))
-    return classes if len(attributes) == 1 else [f"{label}, {attribute}" for label in classes for attribute in attributes]
-
-
 def axis_name(metric: str) -> str:
     """Return what an axis calls a metric; one without a plain name keeps its key.
 
@@ -121,7 +106,3 @@ def axis_name(metric: str) -> str:
     if split == "attack" and measured == "auc":
         return f"AUC of attacks ({kind.replace('_', ' ')})"
     return metric
-
-
-def _visible(name: str) -> str:
-    return name if name and name.isprintable() and name == name.strip() else repr(name)

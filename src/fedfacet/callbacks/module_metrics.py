@@ -1,0 +1,40 @@
+"""What a LightningModule of the user's own measures of the global model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedfacet.callbacks.base import Measurement
+from fedfacet.federation import Federation
+
+
+@dataclass(eq=False, kw_only=True)
+class ModuleMetrics(Measurement):
+    """Measure what the module logs in its ``validation_step`` and its ``test_step``; a federation adds it beside ``Evaluate``.
+
+    One step stands in for the other where a module has only one. What a module logs as ``val_f1``, ``val/f1`` or ``f1`` is the
+    metric ``val/f1``; where others measure ``val/loss``, it is ``val/module_loss``. Where the module predicts no classes,
+    nothing else measures it, and each metric comes per group too: ``val/f1_worst_group`` and ``val/f1_group/y0_a0``. The worst
+    is the smallest value, or the largest where ``metrics.direction.lower_is_better`` knows the name.
+
+    Args:
+        splits: name -> positions of samples.
+        taken: metrics that others measure.
+    """
+
+    name: ClassVar[str] = "evaluate"
+
+    splits: Mapping[str, NDArray[np.int64]]
+    taken: frozenset[str] = frozenset()
+
+    def measure(self, federation: Federation, round: int) -> Mapping[str, float]:
+        """Return what the module logs of the current global model."""
+        numbers = {}
+        for split, positions in self.splits.items():
+            indices = positions if self.is_due(federation, round) else positions[:0]
+            for name, value in federation.engine.measure_module(federation.state.model, split, indices).items():
+                numbers[f"{split}/{'module_' if f'{split}/{name}' in self.taken else ''}{name}"] = value
+        return numbers
