@@ -85,9 +85,9 @@ def settings_of(part: Any, depth: int = 0) -> Any:
     """Return an object as settings: the name of its class, and its arguments as far as it keeps them as attributes.
 
     Example:
-        >>> from fedfacet.aggregators.fedavgm import FedAvgM
-        >>> settings_of(FedAvgM(momentum=0.5, server_lr=1.0))
-        {'_target_': 'fedfacet.aggregators.fedavgm.FedAvgM', 'momentum': 0.5, 'server_lr': 1.0}
+        >>> from fedfacet.aggregators.fedavg import FedAvg
+        >>> settings_of(FedAvg(weighting="samples"))
+        {'_target_': 'fedfacet.aggregators.fedavg.FedAvg', 'weighting': 'samples', 'buffers': 'average'}
         >>> settings_of(functools.partial(torch.optim.SGD, lr=0.1))
         {'_target_': 'torch.optim.sgd.SGD', '_partial_': True, 'lr': 0.1}
     """
