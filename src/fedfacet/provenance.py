@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence, Set
+from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -91,10 +92,10 @@ def settings_of(part: Any, depth: int = 0) -> Any:
         >>> settings_of(functools.partial(torch.optim.SGD, lr=0.1))
         {'_target_': 'torch.optim.sgd.SGD', '_partial_': True, 'lr': 0.1}
     """
-    if isinstance(part, np.generic):
-        part = part.item()
+    if isinstance(part, np.generic | Enum):
+        part = part.item() if isinstance(part, np.generic) else part.name
     if part is None or isinstance(part, bool | int | float):
-        return part
+        return "nan" if part != part else part  # which equals nothing, not even itself
     if isinstance(part, str | Path):
         return str(part).replace("${", "$ {")  # which would be a reference to other settings
     if isinstance(part, torch.Tensor | np.ndarray):

@@ -67,7 +67,7 @@ class RunFolder:
                 f"Expected an engine of one process for `folder`, but got {engine.name}: use the command `train`."
             )
         be_deterministic(clients.device)
-        self.folder, self.data = Path(folder), arguments["data"]
+        self.folder, self.data = Path(folder).expanduser(), arguments["data"]
         self.settings = _settings_of(clients, arguments)
         self.facts = facts_of(arguments["seed"], self.settings, self.data.partition.digest, clients.device, engine.name)
         usual = self._usual_callbacks(arguments["rounds"], str(clients.device))
@@ -98,8 +98,12 @@ class RunFolder:
     @contextlib.contextmanager
     def opened(self, federation: Federation) -> Iterator[bool]:
         """Have a federation work in the folder while entered, from its last checkpoint on; yield whether rounds are left."""
-        self._check()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._check()
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            fault = getattr(error, "strerror", None) or first_line(error)
+            raise ConfigError(f"Expected `folder` to be one that can be made, but {self.folder} cannot ({fault}).") from None
         threads = torch.get_num_threads()
         with sole(self.folder / "train.log") as alone, _logged(self.folder / "train.log"):
             if not alone:

@@ -231,10 +231,29 @@ def test_folders_of_others_are_left_alone(federate, tmp_path):
     (tmp_path / "a").mkdir()
     with sole(tmp_path / "a" / "train.log"), pytest.raises(ConfigError, match="another process is at"):
         federate().fit()
+    for name in ("x" * 300, "a\0b", "mine/thesis.tex/a"):
+        with pytest.raises(ConfigError, match=r"that can be (made|written to)"):
+            federate(folder=tmp_path / name).fit()
     with pytest.raises(TypeError, match="Expected `folder` to name a folder, but got 3"):
         federate(folder=3)
     with pytest.raises(ConfigError, match="Expected `fit` of a federation with a folder, but got `run_round`"):
         federate().run_round()
+
+
+def test_odd_arguments_are_described_and_resumed(federate, tmp_path):
+    odd = {"stop": Odd("${oc.env:HOME}\n: {", {1: (2, float("nan")), "x.y": None}, range(1000), signal.SIGINT, lambda x: x)}
+    for rounds in (2, 3):
+        assert federate(callbacks={"evaluate": Evaluate(data=DATA), **odd}, rounds=rounds).fit().round == rounds
+    config = fedfacet.load_run(tmp_path / "a").config.callbacks.stop
+    assert (config.text, config.signal, config.table["x.y"]) == ("$ {oc.env:HOME}\n: {", "SIGINT", None)
+    assert config.entries.startswith("1000 entries ")
+
+
+class Odd(Callback):
+    """Has arguments that no yaml has."""
+
+    def __init__(self, text, table, entries, signal, function):
+        self.text, self.table, self.entries, self._signal, self.function = text, table, entries, signal, function
 
 
 def test_a_damaged_checkpoint_is_named_with_the_one_before(federate, tmp_path):
