@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from fedfacet import build
+from fedfacet import provenance
 
 
 def test_the_sdist_has_everything_but_data_and_runs(checkout, tmp_path):
@@ -39,10 +39,10 @@ def test_an_installed_package_has_no_commit(checkout, tmp_path):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
     subprocess.run([*git, "init", "--quiet"], check=True)
     subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", "theirs"], check=True)
-    assert build._git_commit(packages / "build.py") is None
+    assert provenance.commit_of(packages / "build.py") is None
     theirs = tmp_path / "src" / "fedfacet" / "build.py"
     theirs.parent.mkdir(parents=True)
-    assert build._git_commit(theirs), "a checkout's own commit is told"
+    assert provenance.commit_of(theirs), "a checkout's own commit is told"
 
 
 @pytest.fixture

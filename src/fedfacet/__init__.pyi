@@ -4,10 +4,12 @@ from fedfacet.aggregators.base import Aggregator as Aggregator
 from fedfacet.aggregators.fedavg import FedAvg as FedAvg
 from fedfacet.algorithm import Algorithm as Algorithm
 from fedfacet.algorithm import Verbs as Verbs
+from fedfacet.analysis.pairs import compare as compare
 from fedfacet.assembly import federate as federate
 from fedfacet.callbacks.base import Callback as Callback
 from fedfacet.callbacks.evaluate import Evaluate as Evaluate
 from fedfacet.clients.local_training import LocalTraining as LocalTraining
+from fedfacet.commands.report import report as report
 from fedfacet.corrections import Correction as Correction
 from fedfacet.data.arrays import dataset_from_arrays as dataset_from_arrays
 from fedfacet.data.arrays import dataset_from_torch as dataset_from_torch

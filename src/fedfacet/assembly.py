@@ -1,8 +1,10 @@
 """Parts -> Federation, without Hydra: ``federate`` takes real objects, and ``build.py`` puts what it made together here."""
 
+import inspect
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -37,6 +39,7 @@ from fedfacet.engines.base import Engine
 from fedfacet.engines.distributed import DistributedEngine
 from fedfacet.engines.sequential import SequentialEngine
 from fedfacet.federation import Federation
+from fedfacet.history import TrackedFederation
 from fedfacet.mechanism import Mechanism
 from fedfacet.mechanisms import mechanisms_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
@@ -84,7 +87,8 @@ def federate(  # noqa: PLR0913  # a keyword for each part of a federation, all b
     rounds: int = 10,
     cohort_size: int | None = None,
     seed: int = 0,
-) -> Federation:
+    folder: str | Path | None = None,
+) -> TrackedFederation:
     """Return a federation of real objects; ``run_round`` runs a round and returns its result, ``fit`` runs all of them.
 
     Args:
@@ -113,6 +117,8 @@ def federate(  # noqa: PLR0913  # a keyword for each part of a federation, all b
         rounds: how many rounds ``fit`` runs, 1 or larger.
         cohort_size: how many clients take part in a round; all of them by default.
         seed: of selection and local training, 0 or larger.
+        folder: in which ``fit`` keeps the run, with the files of a command's run; the same script run again resumes it. By
+            default nothing is kept.
 
     Raises:
         FedFacetError, ValueError: with one sentence, where parts do not fit.
@@ -179,11 +185,21 @@ def federate(  # noqa: PLR0913  # a keyword for each part of a federation, all b
         server_privacy=privacy if isinstance(privacy, CentralDP) else None,
         hides_attributes=disclosure is not None and disclosure.hides_attributes,
     )
-    return assemble(
+    selector = selector if selector is not None else UniformSelector()
+    aggregator = aggregator if aggregator is not None else FedAvg()
+    cohort_size = cohort_size if cohort_size is not None else data.partition.num_clients
+    run_folder = None
+    if folder is not None:
+        from fedfacet.run_folder import RunFolder  # Hydra and what else a run's files need load here
+
+        given = locals()
+        run_folder = RunFolder(clients, {name: given[name] for name in inspect.signature(federate).parameters})
+        callbacks = run_folder.callbacks
+    federation: TrackedFederation = assemble(  # type: ignore[assignment]
         clients,
         engine=engine,
-        selector=selector if selector is not None else UniformSelector(),
-        aggregator=aggregator if aggregator is not None else FedAvg(),
+        selector=selector,
+        aggregator=aggregator,
         participation=participation,
         scheduler=scheduler,
         devices=devices,
@@ -195,9 +211,12 @@ def federate(  # noqa: PLR0913  # a keyword for each part of a federation, all b
         callbacks=callbacks,
         mechanisms=mechanisms,
         rounds=rounds,
-        cohort_size=cohort_size if cohort_size is not None else data.partition.num_clients,
+        cohort_size=cohort_size,
         seed=seed,
+        kind=TrackedFederation,
     )
+    federation.track(run_folder)
+    return federation
 
 
 def assemble(  # noqa: PLR0913  # a keyword for each group of a configuration

@@ -3,12 +3,8 @@
 import functools
 import json
 import logging
-import os
-import platform
-import subprocess
 import tempfile
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from fedfacet import __version__, rng, state
+from fedfacet import rng, state
 from fedfacet.adapters import Adapter
 from fedfacet.assembly import assemble
-from fedfacet.client_setup import device_of, parts_of, smaller_models, usual_memory_format
+from fedfacet.client_setup import be_deterministic, device_of, parts_of, smaller_models, usual_memory_format
 from fedfacet.clients.hooks import federated_module
 from fedfacet.clients.network_trial import check_weights
 from fedfacet.clients.trainer import Clients
@@ -35,6 +31,7 @@ from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
 from fedfacet.privacy.disclosure import DisclosurePolicy
 from fedfacet.privacy.dp_sgd import DPSGD
+from fedfacet.provenance import facts_of, parameters_of
 from fedfacet.submodels.parts import Parts
 
 log = logging.getLogger(__name__)
@@ -61,7 +58,7 @@ def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine:
     adapter, frozen = _adapter(config), clients.program.frozen_digest
     settings = plain(config)
     model = getattr(clients.objective, "model", clients.objective)
-    parameters = _parameters(model)
+    parameters = parameters_of(model)
     facts = {
         "run_dir": run_dir,
         "run_config": settings,
@@ -78,7 +75,9 @@ def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine:
         "rounds": config.federation.rounds,
         "trains_on": str(clients.device),
         "parameters": parameters,
-        "facts": _facts(config, of_server.get("partition_digest", data.partition.digest), clients.device, engine)
+        "facts": facts_of(
+            config.seed, config, of_server.get("partition_digest", data.partition.digest), clients.device, engine.name
+        )
         | {"parameters": parameters},
         "model_config": settings["model"] | _model_facts(data) | (_base_facts(config, frozen) if frozen else {}),
         "export": None if adapter is None or adapter.export is None else functools.partial(adapter.export, model),
@@ -241,11 +240,7 @@ def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -
     """Make the clients, and say which part of the model each holds; ``None`` where everybody holds all of it."""
     dataset = data.dataset
     device = device_of(config.engine.device)
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
-        torch.use_deterministic_algorithms(bool(config.deterministic))
-        # Or every new tensor costs a kernel more; nothing here reads what nobody wrote.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    be_deterministic(device, bool(config.deterministic))
     optimizer = make(config.optimizer)
     adapter, settings = _adapter(config), config.model
     if config.get("resume") is not None and adapter is None:  # the checkpoint has all weights
@@ -343,65 +338,3 @@ def _unguarded(factory: Any) -> Any:
         if isinstance(factory, functools.partial)
         else factory
     )
-
-
-def _facts(config: DictConfig, partition_digest: str, device: torch.device, engine: Engine) -> dict[str, Any]:
-    """Return what a summary should say about where a run's numbers come from."""
-    on_gpu = device.type == "cuda"
-    return {
-        "seed": config.seed,
-        "partition_digest": partition_digest,
-        "engine": engine.name,
-        "threads": torch.get_num_threads(),
-        **{name: config[name] for name in ("memory_format", "precision", "compile")},
-        "hardware": {
-            "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
-            "cpu_count": os.cpu_count(),
-            "cpu": _cpu(),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),  # by which torch picks its kernels
-            "system": platform.system(),
-        },
-        "versions": {"fedfacet": __version__, "python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "torchvision", "lightning", "numpy")},
-        "git_commit": _git_commit(Path(__file__)),
-    }
-
-
-def _parameters(model: nn.Module) -> dict[str, int]:
-    """Return how many parameters a model has, and how many of them are trained."""
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return {"trainable": sum(size for size, trained in sizes if trained), "total": sum(size for size, _ in sizes)}
-
-
-def _cpu() -> str:
-    """Return which processor this is, by vendor, family and model where Linux tells: one of another family rounds otherwise."""
-    try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
-    except OSError:
-        return platform.processor()
-    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
-    known = [f"{name} {fields[name]}" for name in ("cpu family", "model") if name in fields]
-    return ", ".join([fields.get("vendor_id", platform.machine()), *known])
-
-
-@functools.cache
-def _git_commit(file: Path) -> str | None:
-    """Return the commit of the checkout that a file lies in, with ``+`` where it has changes, or ``None``.
-
-    It is asked for once, since what this process runs was read when it began. An installed package may lie in the checkout of
-    another project, whose commit says nothing.
-    """
-    if not (file.parents[2] / ".git").exists():
-        return None
-    try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
-            cwd=file.parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return described.stdout.strip()

@@ -1,9 +1,14 @@
 """Packages that only some options need."""
 
 import importlib
+from collections.abc import Mapping, Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from fedfacet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def required(package: str, *, extra: str, wanted_by: str) -> ModuleType:
@@ -30,3 +35,14 @@ def required(package: str, *, extra: str, wanted_by: str) -> ModuleType:
             f"Expected the package {package} for {wanted_by}, but it cannot be imported ({error}): run `pip install "
             f'"fedfacet[{extra}]"`, or `pip install -e ".[{extra}]"` in a clone.'
         ) from None
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]]) -> "DataFrame":
+    """Return the rows of a run as a ``pandas.DataFrame``, one row a round, with the rounds as its index.
+
+    Raises:
+        ConfigError: if pandas is not installed.
+    """
+    pandas = required("pandas", extra="pandas", wanted_by="a DataFrame (`metrics` has the same rows as dicts)")
+    frame = pandas.DataFrame(list(rows))
+    return frame.set_index("round") if len(frame) else frame

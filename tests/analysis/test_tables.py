@@ -441,6 +441,7 @@ def test_what_a_run_calls_itself_is_neither_markup_nor_a_formula():
         ("test/loss", True), ("test/fair/equal_opportunity", True), ("val/fair/demographic_parity", True),
         ("client_fairness/acc_std", True), ("personal_test/acc_std", True),
         ("privacy/epsilon", True), ("test/ece", True), ("val/ece_worst_attribute", True), ("test/ece_attribute/a1", True),
+        ("test/mse_worst_group", True), ("attack/loss_threshold/acc_members", False),
         ("test/acc", False), ("test/fair/demographic_parity_ratio", False), ("test/fair/rate/acc_a0", False),
         ("attack/loss_threshold/auc", True), ("attack/lira/acc_members", False), ("membership/auc_last", True),
         ("heterogeneity_error/distance_mean", True), ("sim/clock", True),

@@ -81,7 +81,7 @@ def test_damaged_files_are_refused(run, attack, tmp_path, capsys):
 
 
 def test_who_is_at_a_pool_is_waited_for(run, attack, tmp_path, capsys):
-    from fedfacet.runs.lock import lock
+    from fedfacet.storage.lock import lock
 
     attack(run(), *OPTIONS, f"paths.log_dir={tmp_path}")
     with lock(pool_in(tmp_path)):

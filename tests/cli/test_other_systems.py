@@ -84,7 +84,7 @@ if __name__ == "__main__":
 
 DIE_HOLDING = """
 import pathlib
-from fedfacet.runs.lock import lock, sole
+from fedfacet.storage.lock import lock, sole
 
 folder = pathlib.Path(sys.argv[1])
 with lock(folder) as holder, sole(folder / "train.log") as alone:

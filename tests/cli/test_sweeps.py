@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from fedfacet.commands import report
 from fedfacet.config import cell_digest, plain, preflight
-from fedfacet.runs.lock import LOCK_FILE
+from fedfacet.storage.lock import LOCK_FILE
 
 ROUNDS = "federation.rounds=12"
 BEGINS = re.compile(r"^(\S+)/logs/train/cells/(\w{16}) (begins|goes on): (.+)$", re.MULTILINE)

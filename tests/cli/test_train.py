@@ -291,3 +291,16 @@ def test_the_configuration_can_be_printed_without_a_run(train, tmp_path, files_o
     assert (result.status, result.err) == (0, "")
     assert OmegaConf.create(result.out).seed == 5
     assert files_of(tmp_path) == before
+
+
+def test_a_warning_is_shown_once(trained, tmp_path):
+    """The parts are made for the check of the command line, and again in the job, whose log has the warning too."""
+    (tmp_path / "mine.py").write_text(
+        "from fedfacet.objectives.classification import ClassificationObjective\n"
+        "class Mine(ClassificationObjective):\n"
+        "    def on_train_batch_start(self, *_): pass\n"
+    )
+    ended = trained("objective._target_=mine.Mine", "federation.rounds=1", "paths.output_dir=run")
+    told = "but not its on_train_batch_start"
+    assert (ended.out + ended.err).count(told) == 1
+    assert (tmp_path / "run" / "train.log").read_text().count(told) == 1

@@ -22,7 +22,7 @@ FLOORS = [
     # What everybody may know: values, and help that knows nothing of learning.
     "answer_form",
     "errors types rng heterogeneity arguments libraries machine_memory moved terminal waiting builtin",
-    "entry shell_words state records simplex confusion optional derived cores",
+    "entry shell_words state records simplex confusion optional derived cores provenance",
     "storage",
     # Parts that an option chooses. Each knows values, and no other part.
     "metrics partitioners models losses corrections personal transforms participation schedulers selectors aggregators "
@@ -41,9 +41,9 @@ FLOORS = [
     "round",
     "mechanisms",
     "federation",
-    "callbacks",
+    "callbacks history",
     "compatibility client_setup own_modules plots",
-    "privacy_gate",
+    "privacy_gate run_folder",
     "summing",
     "assembly",
     "build",

@@ -2,8 +2,8 @@ import signal
 
 import pytest
 
-from fedfacet.runs import ending
-from fedfacet.runs.ending import Interruption
+from fedfacet import entry
+from fedfacet.entry import Interruption
 
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
@@ -48,7 +48,7 @@ def test_the_same_signal_at_once_is_the_same_wish(number, default_action, capfd)
 
 
 def test_the_same_signal_later_acts_as_it_always_does(number, default_action, monkeypatch):
-    monkeypatch.setattr(ending, "ECHO_SECONDS", -1.0)
+    monkeypatch.setattr(entry, "ECHO_SECONDS", -1.0)
     with Interruption(print):
         signal.raise_signal(number)
         signal.raise_signal(number)
@@ -82,7 +82,7 @@ def test_the_message_may_fail(number, default_action, monkeypatch):
     def gone(*_):
         raise OSError
 
-    monkeypatch.setattr(ending.os, "write", gone)
+    monkeypatch.setattr(entry.os, "write", gone)
     stopped = []
     with Interruption(stopped.append):
         signal.raise_signal(number)

@@ -17,6 +17,7 @@ from fedfacet.analysis.writers import MADE_WITH, as_number
 from fedfacet.arguments import check_choice
 from fedfacet.data.own_data import OWN_DATA
 from fedfacet.errors import ConfigError
+from fedfacet.metrics.direction import lower_is_better
 from fedfacet.plots.style import axis_name
 
 MOMENTS = {
@@ -188,11 +189,12 @@ def in_percent(metric: str) -> bool:
 def smaller_is_better(metric: str) -> bool:
     """Tell whether everybody wants little of a metric: a loss, an error, a gap, a spread, an epsilon, what an attack finds."""
     gaps = "equal_opportunity|equalized_odds|predictive_equality|demographic_parity|accuracy_parity|calibration"
-    small = rf"loss|fair/({gaps})|\w*acc_std|ece(_worst_attribute|_attribute/a\d+)?|privacy/epsilon|gap|num_diverged"
+    small = rf"fair/({gaps})|\w*acc_std|privacy/epsilon|gap|num_diverged"
     spent = r"sim/(clock|seconds|joules)|selector/spent|heterogeneity_error/"
-    attacked = is_of_attack(metric) and not metric.endswith(("/acc_members", "/acc_others"))
-    found_out = attacked or metric.startswith("membership/auc_")
-    return found_out or re.search(rf"(^|/)({small})$|^({spent})", metric) is not None
+    if is_of_attack(metric):
+        return not metric.endswith(("/acc_members", "/acc_others"))
+    found_out = metric.startswith("membership/auc_")
+    return found_out or lower_is_better(metric) or re.search(rf"(^|/)({small})$|^({spent})", metric) is not None
 
 
 def check_keys(runs: Sequence[Run], keys: Iterable[str]) -> None:

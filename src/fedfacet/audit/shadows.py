@@ -25,8 +25,8 @@ from fedfacet.data.federated import FederatedData
 from fedfacet.engines.base import Engine
 from fedfacet.errors import CheckpointError, FedFacetError
 from fedfacet.objectives.classification import ClassificationObjective, cross_entropy
-from fedfacet.runs.lock import lock
 from fedfacet.storage.atomic_write import atomic_write, json_text
+from fedfacet.storage.lock import lock
 from fedfacet.storage.run_files import read
 from fedfacet.storage.tensors import sealed, unsealed
 from fedfacet.types import Broadcast, ClientTask, Partition, State

@@ -1,10 +1,12 @@
 """Run folders -> a table, a picture or a page."""
 
 import argparse
+import contextlib
 import csv
+import io
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,33 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     # Late, so that --help and misspelt options answer at once.
     with waiting("reads the runs"):
-        from fedfacet.analysis.names import names_for
-        from fedfacet.analysis.runs import find_runs
         from fedfacet.analysis.study import SeedTwiceError
-        from fedfacet.analysis.writers import WRITERS
-
-    command = typed([*called("report").split(), *argv])
     try:
-        with waiting("reads the runs"):
-            runs = attacked(options, find_runs(options.runs))
-            options.names = names_for(runs, options.names)
-        if wrote := drawn(options, runs, command):
-            print(wrote)
+        text, table = made(options, argv)
+        if table is None:
+            print(text)
             return 0
-        table = asked_for(options, runs, command)
-        text = WRITERS[options.format or "markdown"](table)
-        if options.output:
-            options.output.write_text(text, encoding="utf-8")
     except (FedFacetError, OSError) as error:
         rows = error.rows if isinstance(error, SeedTwiceError) else ()
         ready = f" Ready to run: {typed(with_rows(argv, rows))}" if rows else ""
         print_error(sentence_of(error) + ready)
-        return 2
-    except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, csv.Error) as error:
-        print_error(
-            f"Expected run folders as runs write them, but reading them ended in {type(error).__name__} ({first_line(error)}): "
-            "leave out what is damaged."
-        )
         return 2
     if sys.stdout.isatty() and options.format in (None, "markdown"):
         from fedfacet.commands.output import folded
@@ -66,6 +51,79 @@ def main(argv: Sequence[str] | None = None) -> int:
         for sentence in (table.caption, *(f"Note: {note}" for note in table.notes)):
             print(sentence, file=sys.stderr)
     return 0
+
+
+def made(options: argparse.Namespace, argv: Sequence[str]) -> "tuple[str, Table | None]":
+    """Make what the options ask for, and write it where they say so; return the text, and the table unless it is none.
+
+    Raises:
+        FedFacetError: if runs cannot be read, or have not what is asked for.
+        OSError: if a file cannot be written.
+    """
+    with waiting("reads the runs"):
+        from fedfacet.analysis.names import names_for
+        from fedfacet.analysis.runs import find_runs
+        from fedfacet.analysis.writers import WRITERS
+
+    command = typed([*called("report").split(), *argv])
+    try:
+        with waiting("reads the runs"):
+            runs = attacked(options, find_runs(options.runs))
+            options.names = names_for(runs, options.names)
+        if wrote := drawn(options, runs, command):
+            return wrote, None
+        table = asked_for(options, runs, command)
+        text = WRITERS[options.format or "markdown"](table)
+    except (FedFacetError, OSError):
+        raise
+    except (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, csv.Error) as error:
+        raise FedFacetError(
+            f"Expected run folders as runs write them, but reading them ended in {type(error).__name__} ({first_line(error)}): "
+            "leave out what is damaged."
+        ) from error
+    if options.output:
+        options.output.write_text(text, encoding="utf-8")
+    return text, table
+
+
+class Text(str):
+    """A text that a shell and a notebook show as it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return itself."""
+        return str(self)
+
+
+def report(runs: Any, **options: Any) -> Text:
+    """Return the table that ``python src/report.py RUNS... --OPTION VALUE`` prints, or write the page or picture that it does.
+
+    Args:
+        runs: run folders, folders of them, or what ``fit`` and ``train`` returned; one or a list.
+        options: those of the command, with underscores: ``html="page.html"``, ``compare="uniform"``, ``rows="selector"``,
+            ``where={"aggregator.momentum": 0.9}``, ``lower_is_better=True``.
+
+    Raises:
+        FedFacetError: in one sentence, if there is no such option, or as the command says.
+    """
+    from fedfacet.analysis.pairs import folders_of
+
+    argv = [str(folder) for folder in folders_of(runs)]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        values = [f"{key}={one}" for key, one in value.items()] if isinstance(value, Mapping) else [value]
+        argv += [option] if value is True else [w for one in values if one not in (None, False) for w in (option, str(one))]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            parsed = parse(argv)
+    except SystemExit:
+        fault = said.getvalue().strip().rpartition("error: ")[2]
+        raise ConfigError(
+            f"Expected options of `report`, but {first_line(ValueError(fault))}: see `fedfacet report --help`."
+        ) from None
+    return Text(made(parsed, argv)[0])
 
 
 def with_rows(argv: Sequence[str], rows: Sequence[str]) -> list[str]:

@@ -103,8 +103,8 @@ def _serve(argv: Sequence[str], run_dir: list[Path]) -> int:
     from fedfacet.deploy.server import save_names
     from fedfacet.runs.console import results_line
     from fedfacet.runs.job import Job
-    from fedfacet.runs.lock import sole
     from fedfacet.runs.open_run import open_run
+    from fedfacet.storage.lock import sole
     from fedfacet.storage.run_files import json_of
 
     with _made(argv, run_dir) as (federation, config, overrides):

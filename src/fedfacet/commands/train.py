@@ -32,9 +32,9 @@ from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.runs.ending import command_name, failed_if_stopped, refuse, same_command, short_in_a_sentence
 from fedfacet.runs.job import ETA, Job, failures
 from fedfacet.runs.jobs import check, check_alone, check_data, check_started, launch, run_job, serve
-from fedfacet.runs.lock import holder_of
 from fedfacet.runs.sweep_workers import Outcome, num_workers, run_workers
 from fedfacet.shell_words import typed
+from fedfacet.storage.lock import holder_of
 from fedfacet.waiting import waiting
 
 Jobs: TypeAlias = Sequence[tuple[DictConfig, Path]]
@@ -42,6 +42,27 @@ Jobs: TypeAlias = Sequence[tuple[DictConfig, Path]]
 
 _MOST_NAMED = 20
 _MOST_IN_A_TABLE = 100  # runs; reading one takes 30 ms, also where a finished sweep is started again
+
+
+class Shown(logging.Handler):
+    """Shows what the check of a command line warns of, and remembers it: a job warns of it again, in its log only."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._seen: set[tuple[str, str]] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a warning as a process without a log does."""
+        if self.is_new(record) and logging.lastResort is not None:
+            logging.lastResort.handle(record)
+        self._seen.add((record.name, record.getMessage()))
+
+    def is_new(self, record: logging.LogRecord) -> bool:
+        """Tell whether a terminal has not shown it."""
+        return (record.name, record.getMessage()) not in self._seen
+
+
+_shown = Shown()
 
 
 def summarise(cells: Mapping[Path, int]) -> int:
@@ -200,8 +221,12 @@ def _are_served(jobs: Jobs, looked_at: Jobs) -> bool:
             serve(jobs[number][0])
         return True
     with waiting("loads libraries and data"):
-        for config, run_dir in looked_at:
-            check(config, run_dir)
+        logging.root.addHandler(_shown)
+        try:
+            for config, run_dir in looked_at:
+                check(config, run_dir)
+        finally:
+            logging.root.removeHandler(_shown)
     return False
 
 
@@ -239,6 +264,9 @@ def all_jobs(
     """
 
     def task(config: DictConfig) -> float | None:
+        for handler in logging.root.handlers:
+            if type(handler) is logging.StreamHandler:  # the terminal; files have everything
+                handler.addFilter(_shown.is_new)
         own = HydraConfig.get()
         # Of what is Hydra's own, where the options of others lie is what a resume must know.
         searched = [override for override in own.overrides.hydra if override.startswith("hydra.searchpath=")]

@@ -161,8 +161,8 @@ def _run(number: int, overrides: Sequence[str], seeds: Sequence[str], eta: "ETA"
     from fedfacet.commands.train import all_jobs
     from fedfacet.config import is_complete
     from fedfacet.runs.job import failures
-    from fedfacet.runs.lock import holder_of
     from fedfacet.runs.run import fit
+    from fedfacet.storage.lock import holder_of
 
     command = sys.argv
     try:

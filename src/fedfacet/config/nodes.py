@@ -116,6 +116,11 @@ def load_yaml(file: Path) -> DictConfig | ListConfig:
     return read(file, parsed_yaml, MOST_BYTES_OF_YAML)
 
 
+def yaml_of(settings: Mapping[str, Any]) -> str:
+    """Return settings as the text of a yaml file that ``load_yaml`` reads."""
+    return OmegaConf.to_yaml(OmegaConf.create(dict(settings)))
+
+
 def parsed_yaml(content: bytes) -> DictConfig | ListConfig:
     """Return what such a file holds; see ``load_yaml``."""
     text, depth = content.decode(), 0

@@ -163,6 +163,11 @@ def resumed_overrides(resume: str, overrides: Sequence[str]) -> tuple[list[str],
         )
     saved = run_dir / ".hydra" / "overrides.yaml"
     # `Path.is_file` raises where a name is too long.
+    if os.path.isfile(run_dir / "config.yaml") and not os.path.isfile(saved):
+        raise CheckpointError(
+            f"Expected `resume` to name a run of a command, but {run_dir} has no .hydra/overrides.yaml: run the script again "
+            "that made it."
+        )
     if not os.path.isfile(saved) or not os.path.isfile(run_dir / "config.yaml"):
         raise CheckpointError(
             f"Expected `resume` to name a run folder, but {run_dir} is none: give the folder that holds config.yaml."

@@ -24,6 +24,10 @@ FUNCTIONS = ("fedfacet.losses", "fedfacet.objectives")
 """Those of which it may name functions too; others download files, for example."""
 
 
+OF_SCRIPT = "federate"
+"""What ``task`` is in the settings of a run whose objects a script made; a command's is its own name."""
+
+
 def check_trusted(settings: Any, trust: Sequence[str], source: object) -> None:
     """Refuse a saved configuration that names anything besides what is trusted, at any depth, or that has interpolations.
 
@@ -35,8 +39,14 @@ def check_trusted(settings: Any, trust: Sequence[str], source: object) -> None:
         source: the file, for the message.
 
     Raises:
-        CheckpointError: with the first name that is not trusted; nothing was imported for its sake.
+        CheckpointError: with the first name that is not trusted; nothing was imported for its sake. Settings of a script's
+            objects make nothing again, so they are refused too.
     """
+    if isinstance(settings, Mapping) and settings.get("task") == OF_SCRIPT:
+        raise CheckpointError(
+            f"Expected a run whose settings make its data and model again, but a script made that of {source}: use one of "
+            "`train.py`."
+        )
     for text in _texts_in(settings):
         if "${" in text:
             raise CheckpointError(

@@ -1,7 +1,7 @@
 """Which metrics are better when lower."""
 
 _LOWER = {
-    *("loss", "error", "err", "mse", "mae", "rmse", "mape", "nll", "crossentropy", "perplexity", "deviance"),
+    *("loss", "error", "err", "mse", "mae", "rmse", "mape", "nll", "bce", "crossentropy", "perplexity", "deviance"),
     *("brier", "ece", "hamming", "distance", "divergence"),
 }
 

@@ -25,7 +25,7 @@ from fedfacet.entry import num_started, print_error
 from fedfacet.errors import ConfigError, DatasetCorruptError, DatasetNotFoundError, FedFacetError
 from fedfacet.runs.ending import Refused, ending_in_a_sentence, refuse
 from fedfacet.runs.job import ETA, Job, failures
-from fedfacet.runs.lock import lock, sole
+from fedfacet.storage.lock import lock, sole
 from fedfacet.storage.run_files import is_whole, summary_of
 from fedfacet.terminal import fitted
 

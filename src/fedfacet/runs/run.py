@@ -11,12 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 from fedfacet import config as configuration
 from fedfacet.config.nodes import MOST_BYTES_OF_YAML, parsed_yaml
 from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
+from fedfacet.optional import frame_of
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check
-from fedfacet.runs.lock import sole
-from fedfacet.storage.run_files import is_there, json_of, measured, read, rows_of, warn_unverified
+from fedfacet.storage.lock import sole
+from fedfacet.storage.run_files import is_there, json_of, metrics_of, read, warn_unverified
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from torch import nn
 
 _MOST_BYTES = 1 << 36
@@ -56,8 +58,15 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.csv``, one a round; ``cohort`` is a tuple of clients, what was not measured is ``None``."""
-        file = self.folder / "metrics.csv"
-        return rows_of(file, ("round", "cohort"), _value) if is_there(file) else []
+        return metrics_of(self.folder)
+
+    def frame(self) -> "DataFrame":
+        """Return ``metrics`` as a ``pandas.DataFrame``, one row a round.
+
+        Raises:
+            ConfigError: if pandas is not installed.
+        """
+        return frame_of(self.metrics)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -127,6 +136,11 @@ class Run:
         from fedfacet import rng
 
         settings = json_of(file, {})
+        if "_target_" not in settings and "class" in settings:
+            raise CheckpointError(
+                f"Expected a model that an option made, but a script made that of {file.parent} ({settings['class']}): make it "
+                "yourself, and load model.safetensors into it."
+            )
         try:
             configuration.check_trusted(settings, self.trust, file)
             base = settings.pop("frozen_base", {})
@@ -224,12 +238,3 @@ def _config_of(content: bytes) -> DictConfig:
     if b"${" in content:  # such a value may be one of the environment
         raise ValueError("a value is made of others when it is read")
     return config
-
-
-def _value(name: str, text: str) -> Any:
-    if name == "cohort":
-        return measured(name, text)
-    try:
-        return int(text)
-    except ValueError:
-        return float(text) if text else None

@@ -14,7 +14,7 @@ from fedfacet import rng
 from fedfacet.config.sweeping import MAX_JOBS, num_values, read_by_key, values_of
 from fedfacet.errors import ConfigError, first_line
 from fedfacet.optional import required
-from fedfacet.runs.lock import lock
+from fedfacet.storage.lock import lock
 
 JOURNAL = "tune.journal"
 """In a sweep folder: all its studies."""

@@ -286,6 +286,21 @@ def measured(column: str, text: str) -> Any:
     return int(text) if column == "round" else float(text or "nan")
 
 
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run's ``metrics.csv``, one a round; ``cohort`` is a tuple, what was not measured is ``None``."""
+    file = folder / "metrics.csv"
+    return rows_of(file, ("round", "cohort"), _value) if is_there(file) else []
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "cohort":
+        return measured(name, text)
+    try:
+        return int(text)
+    except ValueError:
+        return float(text) if text else None
+
+
 def each_row_of(file: Path) -> Iterator[dict[str, str]]:
     """Yield the rows of a csv file one by one, of which there may be millions, unlike ``rows_of``.
 

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from fedfacet.runs import lock as locks
-from fedfacet.runs.lock import LOCK_FILE, UNKNOWN, holder_of, lock, sole
+from fedfacet.storage import lock as locks
+from fedfacet.storage.lock import LOCK_FILE, UNKNOWN, holder_of, lock, sole
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def start(checkout):
 def leave_behind(start, cell):
     """Have a process take the lock and be killed over its work."""
     killed = start(
-        "import os, pathlib, signal, fedfacet.runs.lock",
-        f"with fedfacet.runs.lock.lock(pathlib.Path({str(cell)!r})): os.kill(os.getpid(), signal.SIGKILL)",
+        "import os, pathlib, signal, fedfacet.storage.lock",
+        f"with fedfacet.storage.lock.lock(pathlib.Path({str(cell)!r})): os.kill(os.getpid(), signal.SIGKILL)",
     )
     assert killed.wait() == -signal.SIGKILL
     assert (cell / LOCK_FILE).exists()
@@ -101,8 +101,8 @@ def test_a_file_is_held_by_one_and_given_back_by_the_dead(start, tmp_path):
     with sole(file) as first, sole(file) as second:
         assert (first, second) == (True, False)
     killed = start(
-        "import os, pathlib, signal, fedfacet.runs.lock",
-        f"with fedfacet.runs.lock.sole(pathlib.Path({str(file)!r})): os.kill(os.getpid(), signal.SIGKILL)",
+        "import os, pathlib, signal, fedfacet.storage.lock",
+        f"with fedfacet.storage.lock.sole(pathlib.Path({str(file)!r})): os.kill(os.getpid(), signal.SIGKILL)",
     )
     assert killed.wait() == -signal.SIGKILL
     with sole(file) as alone:
@@ -132,7 +132,7 @@ def test_here_a_silent_process_that_lives_keeps_its_lock(cell):
 
 
 ELSEWHERE = """
-import contextlib, json, os, pathlib, socket, sys, time, fedfacet.runs.lock as locks
+import contextlib, json, os, pathlib, socket, sys, time, fedfacet.storage.lock as locks
 socket.gethostname = lambda: sys.argv[2]
 locks._alone = lambda file: contextlib.nullcontext()  # another machine's guard is none here
 locks.TOUCH_SECONDS = 0.05
@@ -247,14 +247,14 @@ def test_a_lock_that_cannot_be_read_is_somebodys(cell, content):
 
 
 ENTER = """
-import os, pathlib, sys, fedfacet.runs.lock
+import os, pathlib, sys, fedfacet.storage.lock
 cell = pathlib.Path(sys.argv[1])
 log = open(cell.parent / "log", "a")
 print("ready", flush=True)
 sys.stdin.readline()
 entered = 0
 while entered < 5:
-    with fedfacet.runs.lock.lock(cell) as holder:
+    with fedfacet.storage.lock.lock(cell) as holder:
         if holder is None:
             entered += 1
             for word in ("in", "out"):
