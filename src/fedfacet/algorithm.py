@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -128,14 +129,12 @@ class Algorithm(Aggregator):
     an aggregator is: ``round`` takes its state and returns the next one. ``average`` follows ``weighting`` and ``buffers``.
     """
 
-    @property
-    def excludes(self) -> Mapping[str, str]:
-        """What plans rounds of orders, too, where the algorithm gives them as it goes."""
-        return {
-            **super().excludes,
+    excludes = MappingProxyType(
+        {
             DEVICES: "owns its round, which devices plan beforehand: choose devices=none",
             NOISE: "owns its round, and an epsilon counts one order of a client in a round: choose privacy=none",
         }
+    )
 
     @abstractmethod
     def round(self, server: ServerState, model: State, verbs: Verbs) -> tuple[ServerState, State]:

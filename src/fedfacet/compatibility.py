@@ -76,7 +76,7 @@ def check_pairs(parts: Mapping[str, Any], choices: Mapping[str, Any]) -> None:
                 f"{_REMEDIES.get(lacking[0], _OTHER_HALF)}"
             )
     for group, part in parts.items():
-        for name, reason in getattr(part, "excludes", {}).items():
+        for name, reason in getattr(part, "exclusions", getattr(part, "excludes", {})).items():
             if (other := next((other for other, names in provides.items() if name in names), None)) is not None:
                 raise ConfigError(f"Expected {said[group]} to go with {said[other]}, but it {reason}.")
     for group, names in provides.items():
@@ -260,5 +260,5 @@ def check_disclosed(clients: Clients, asked: Iterable[Query], policy: Disclosure
 
 
 def _called(group: str, part: object, names: Mapping[str, Any]) -> str:
-    kind = group.partition(".")[0]
-    return f"{kind}={names.get(kind, type(part).__name__)}"
+    kind, _, number = group.partition(".")
+    return f"{kind}={type(part).__name__ if number else names.get(kind, type(part).__name__)}"

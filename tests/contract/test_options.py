@@ -40,7 +40,7 @@ FOR_LANGUAGE_MODELS = {"next_token"}
 HELD_OUT = {"client_fairness", "federated_evaluate"}
 """Callbacks that nobody can have without samples that clients hold out."""
 
-NO_OPTIONS = {"callbacks": {"mechanism"}, "models": {"checks", "pretrained"}, "submodels": {"parts"}}
+NO_OPTIONS = {"callbacks": {"mechanism", "module_metrics"}, "models": {"checks", "pretrained"}, "submodels": {"parts"}}
 """Modules that serve any part of a room instead of being one."""
 
 ROOMS_OF_OPTIONS = ["aggregators", "callbacks", "engines", "models", "partitioners", "privacy", "selectors", "submodels"]

@@ -22,7 +22,7 @@ from fedfacet.errors import ConfigError, DatasetCorruptError, FedFacetError
 from fedfacet.metrics.estimation import read_triplets
 from fedfacet.partitioners.natural import NaturalPartitioner
 from fedfacet.partitioners.synthetic import IIDPartitioner
-from fedfacet.runs.open_run import write_partition
+from fedfacet.runs.open_run import write_owners
 from fedfacet.storage.run_files import rows_of
 
 HEADER = ["id", "age", "größe", "smoker", "admitted", "hospital", "diagnosis"]
@@ -232,7 +232,7 @@ def test_a_run_folder_has_the_names(tmp_path):
     told = [f"dataset.root={tmp_path}", "dataset.target=diagnosis", "dataset.columns=[hospital]", "dataset.drop=[id]"]
     natural = ["partition=natural", "partition.label=hospital", "partition.held_out_clients=[1]"]
     config, _ = compose_job("train", ["dataset=csv", *told, *natural])
-    write_partition(tmp_path, config, None)
+    write_owners(tmp_path, config, None)
     kept = json.loads((tmp_path / "partition.json").read_text())
     assert kept["client_names"] == ["h0", "h2"]
     assert kept["held_out_clients"]["names"] == ["h1"]
@@ -266,7 +266,7 @@ def test_all_that_lists_clients_names_them(tmp_path, monkeypatch):
         rows = rows_of(tmp_path / file)
         assert {row["client"]: row["name"] for row in rows} == {"0": "klinik a", "1": "klinik b", "2": "klinik c"}, file
     assert read_triplets(tmp_path).clients == (0, 1, 2)
-    write_partition(tmp_path, config, None)
+    write_owners(tmp_path, config, None)
     run = Run(tmp_path, 0, {}, json.loads((tmp_path / "summary.json").read_text()))
     assert [line[0] for line in participation_table({"row": [run]}, {}).rows] == ["klinik a", "klinik b", "klinik c"]
 

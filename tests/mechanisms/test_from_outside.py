@@ -94,9 +94,7 @@ class Weights(Mechanism):
 def test_it_may_be_a_half_of_a_method(federation, monkeypatch):
     monkeypatch.setitem(sys.modules, "halves", SimpleNamespace(Weights=Weights))
     half = ("+mechanisms.weights._target_=halves.Weights",)
-    with pytest.raises(
-        ConfigError, match=r"requires 'group_weights', which mechanisms\.weights=Weights provides, but there is none"
-    ):
+    with pytest.raises(ConfigError, match=r"requires 'group_weights', which mechanisms=Weights provides, but there is none"):
         federation(*half)
     whole, plain = federation(*half, "objective=group_weighted")[0], federation()[0]
     floats = whole.run_round().ledger.floats_down - plain.run_round().ledger.floats_down

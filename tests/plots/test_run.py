@@ -1,7 +1,9 @@
 import csv
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
@@ -192,9 +194,11 @@ def test_the_best_round_is_the_summarys(tmp_path):
         # Few different values, so that there are ties.
         worst, average = draw.choice([0.1, 0.2, 0.3, np.nan], (2, 12))
         summary = Summary(run_dir=tmp_path, facts={}, model_config={})
+        state = SimpleNamespace(model={"weight": torch.zeros(1)}, memory={})
+        federation = SimpleNamespace(state=state, callbacks={})
         for number, (w, a) in enumerate(zip(worst, average, strict=True), 1):
             metrics = {"val/acc_worst_group": w, "val/acc": a, "test/acc": 0.5}
-            summary.on_round_end(None, RoundResult(number, (), (), metrics, Ledger(), {}, 1))
+            summary.on_round_end(federation, RoundResult(number, (), (), metrics, Ledger(), {}, 1))
         expected = summary.best["round"] if summary.best else None
         assert plots._best_round(np.arange(1, 13), worst, average) == expected
 

@@ -271,7 +271,9 @@ def test_only_selectors_that_know_nothing_of_clients_go_with_it(job_of, tmp_path
             taken.add(file.stem)
         except ConfigError as error:
             said[file.stem] = str(error)
-    assert {name for name in said if "epsilon covers" not in said[name]} <= {"lag"}, said  # which lacks its aggregator first
+    assert {name for name in said if "epsilon covers" not in said[name]} <= {"lag", "feddiverse", "fedrk"}, said
+    for name in ("feddiverse", "fedrk"):
+        assert "to go with privacy=central, but it takes all clients in its first rounds" in said[name]
     assert taken == {"all", "poisson", "round_robin", "uniform"}, "whoever is added here knows nothing of clients' data"
 
 

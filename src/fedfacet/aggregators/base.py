@@ -4,6 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -37,10 +38,14 @@ class Aggregator(Declared, ABC):
     requires: ClassVar[frozenset[str]] = frozenset()
     """Names of what clients must send along with their updates; some other part must give each of them."""
 
+    excludes: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """What it cannot do with if another part provides it, each with the reason and the remedy."""
+
     @property
-    def excludes(self) -> Mapping[str, str]:
-        """What it cannot do with if another part provides it, each with the reason and the remedy."""
-        return {} if self.entrywise else {PARTS: "needs whole models: choose fedavg, fedavgm or fednova"}
+    def exclusions(self) -> Mapping[str, str]:
+        """``excludes``, and what follows from what else it declares."""
+        parts = {} if self.entrywise else {PARTS: "needs whole models: choose fedavg, fedavgm or fednova"}
+        return {**parts, **self.excludes}
 
     broadcast: ClassVar[Callable[..., Broadcast] | None] = None
     """``broadcast(self, server, model, client_id)`` returns what a client is sent; ``None`` for the model and nothing else."""

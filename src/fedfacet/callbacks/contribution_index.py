@@ -17,7 +17,7 @@ from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.submodels import Submodels
 from fedfacet.methods import shapley
 from fedfacet.records import FederationState, RoundResult
-from fedfacet.storage.table import Table
+from fedfacet.storage.table import table_of_clients
 from fedfacet.types import ClientUpdate
 
 
@@ -74,7 +74,7 @@ class ContributionIndex(Callback):
         self.exact_up_to = exact_up_to
         self.permutations = permutations
         self.tolerance = tolerance
-        self.table = Table(run_dir / "contributions.csv", names=client_names)
+        self.table = table_of_clients(run_dir / "contributions.csv", client_names)
         self._index_K = torch.zeros(0, dtype=torch.float64)
         self._values: dict[int, float] = {}
 

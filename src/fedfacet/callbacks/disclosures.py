@@ -12,7 +12,7 @@ from fedfacet.mechanisms.privacy import DifferentialPrivacy
 from fedfacet.privacy.disclosure import UNDECLARED
 from fedfacet.records import Disclosed, RoundResult
 from fedfacet.storage.run_files import each_row_of
-from fedfacet.storage.table import Table
+from fedfacet.storage.table import table_of_clients
 
 
 class Disclosures(Callback):
@@ -28,7 +28,7 @@ class Disclosures(Callback):
     """
 
     def __init__(self, *, run_dir: Path, client_names: Sequence[str] = ()) -> None:
-        self.table = Table(run_dir / "disclosures.csv", names=client_names)
+        self.table = table_of_clients(run_dir / "disclosures.csv", client_names)
 
     def on_fit_start(self, federation: Federation) -> None:
         """Cut back what a killed run wrote after its last checkpoint."""

@@ -8,7 +8,7 @@ from fedfacet.callbacks.base import Callback
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.records import RoundResult
-from fedfacet.storage.table import Table
+from fedfacet.storage.table import table_of_clients
 
 
 class Reputation(Callback):
@@ -23,7 +23,7 @@ class Reputation(Callback):
     """
 
     def __init__(self, *, run_dir: Path, client_names: Sequence[str] = ()) -> None:
-        self.table = Table(run_dir / "reputation.csv", names=client_names)
+        self.table = table_of_clients(run_dir / "reputation.csv", client_names)
 
     def on_fit_start(self, federation: Federation) -> None:
         """Cut back what a killed run wrote after its last checkpoint.

@@ -84,10 +84,13 @@ class Summary(Callback):
             self.final = {"round": result.round, **measured}
         if (rank := _rank(measured)) is not None and (self.best is None or rank > (_rank(self.best) or rank)):
             self.best = {"round": result.round, **measured}
-            # Before any checkpoint that refers to it.
-            best_models.write(self.run_dir, result.round, all_layers(federation.state.model, federation.state.memory))
-            if not any(isinstance(part, SaveCheckpoint) for part in federation.callbacks.values()):
-                best_models.keep_only(self.run_dir, {result.round}, result.round)
+            self._keep_model(federation, result.round)  # before any checkpoint that refers to it
+
+    def _keep_model(self, federation: Federation, number: int) -> None:
+        """Write the model of the best round so far; where there are checkpoints, these see to former ones."""
+        best_models.write(self.run_dir, number, all_layers(federation.state.model, federation.state.memory))
+        if not any(isinstance(part, SaveCheckpoint) for part in federation.callbacks.values()):
+            best_models.keep_only(self.run_dir, {number}, number)
 
     def on_fit_end(self, federation: Federation, status: str) -> None:
         """Write the files."""

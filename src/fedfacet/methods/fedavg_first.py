@@ -47,10 +47,10 @@ class PretrainedSelector(ClientSelector):
     pretraining: Annotated[str, Choice("fedavg", "ordinary")] = "fedavg"
 
     @property
-    def excludes(self) -> Mapping[str, str]:
-        """What needs cohorts of a size that is known beforehand, too."""
+    def excludes(self) -> Mapping[str, str]:  # type: ignore[override]
+        """What needs cohorts of a size that is known beforehand."""
         why = "takes all clients in its first rounds: choose poisson or uniform, or selector.pretraining_rounds=0"
-        return {**super().excludes, **dict.fromkeys((ASYNCHRONOUS, CENTRAL_NOISE) if self.mechanisms() else (), why)}
+        return dict.fromkeys((ASYNCHRONOUS, CENTRAL_NOISE) if self.mechanisms() else (), why)
 
     def mechanisms(self) -> list[Mechanism]:
         """Return what puts FedAvg in the aggregator's place while pre-training."""

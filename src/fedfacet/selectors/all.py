@@ -11,7 +11,12 @@ class AllSelector(ClientSelector):
 
     taxonomy = Taxonomy("selection fairness", "VRT", ("θ",), "-", "all", "-")
 
-    excludes = MappingProxyType(dict.fromkeys((OVERCOMMIT, ASYNCHRONOUS), "asks all: choose another one, such as uniform"))
+    excludes = MappingProxyType(
+        {
+            OVERCOMMIT: "asks all: choose another one, such as uniform, or devices.overcommit=1",
+            ASYNCHRONOUS: "asks all: choose another one, such as uniform",
+        }
+    )
 
     def select(self, server: ServerState, context: SelectionContext) -> list[int]:
         """Return all available clients."""

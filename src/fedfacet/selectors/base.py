@@ -4,6 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -76,9 +77,12 @@ class ClientSelector(Declared, ABC):
     requires: frozenset[str] = frozenset()
     """What some other part must provide: ``DEVICES`` if it looks at how long clients take."""
 
+    excludes: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """What it cannot do with if another part provides it, each with the reason and the remedy."""
+
     @property
-    def excludes(self) -> Mapping[str, str]:
-        """What it cannot do with if another part provides it, each with the reason and the remedy."""
+    def exclusions(self) -> Mapping[str, str]:
+        """``excludes``, and what follows from what else it declares."""
         found = {}
         if self.needs_updates is not None:
             found[PARTS] = "compares whole updates: choose selector=uniform"
@@ -86,7 +90,7 @@ class ClientSelector(Declared, ABC):
             found[OVERCOMMIT] = "decides itself how many clients it takes: choose another one, or devices.overcommit=1"
         if self.sizes_itself or self.observe is not None or self.remember is not None:
             found[ASYNCHRONOUS] = "learns from rounds or does not fill the places that are free: choose selector=uniform"
-        return found
+        return {**found, **self.excludes}
 
     observe: ClassVar[Callable[..., ServerState] | None] = None
     """``observe(self, server, result, updates, rng)`` returns the next state, learnt from a finished round.

@@ -20,12 +20,10 @@ class Table:
     Args:
         file: of the table.
         adapts: whether a row may have other columns than the first one: what lacks is left empty, what is new is left out.
-        names: of clients, by number: rows with a ``client`` say its ``name`` too. Without them there is no such column.
     """
 
-    def __init__(self, file: Path, *, adapts: bool = False, names: Sequence[str] = ()) -> None:
+    def __init__(self, file: Path, *, adapts: bool = False) -> None:
         self.file = file
-        self._names = names
         self._adapts = adapts
         self._columns: list[str] | None = None
         self._rows, self._bytes, self._sha256 = 0, 0, hashlib.sha256()
@@ -79,8 +77,6 @@ class Table:
         """
         if not rows:
             return
-        if self._names and "name" in (self._columns or ["name"]):  # a resumed run of an older version has no such column
-            rows = tuple({**row, "name": self._names[row["client"]]} for row in rows)
         columns = self._columns or list(rows[0])
         if self._adapts:
             rows = tuple({column: row.get(column, "") for column in columns} for row in rows)
@@ -107,3 +103,27 @@ class Table:
         self._rows += len(rows)
         self._bytes += len(added)
         self._sha256.update(added)
+
+
+class NamedTable(Table):
+    """A table whose rows with a ``client`` say the client's ``name`` too.
+
+    Args:
+        file: of the table.
+        names: of clients, by number.
+    """
+
+    def __init__(self, file: Path, names: Sequence[str]) -> None:
+        super().__init__(file)
+        self._names = names
+
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Add rows with the names of their clients; see ``Table.append``."""
+        if "name" in (self._columns or ["name"]):  # a resumed run of an older version has no such column
+            rows = tuple({**row, "name": self._names[row["client"]]} for row in rows)
+        super().append(*rows)
+
+
+def table_of_clients(file: Path, names: Sequence[str]) -> Table:
+    """Return a table whose rows name their clients, if these have names."""
+    return NamedTable(file, names) if names else Table(file)
