@@ -260,5 +260,6 @@ def check_disclosed(clients: Clients, asked: Iterable[Query], policy: Disclosure
 
 
 def _called(group: str, part: object, names: Mapping[str, Any]) -> str:
-    kind, _, number = group.partition(".")
-    return f"{kind}={type(part).__name__ if number else names.get(kind, type(part).__name__)}"
+    kind = group.partition(".")[0]
+    name = names.get(kind, "none")  # a part beside an option for none is an object or was added by its class
+    return f"{kind}={type(part).__name__ if name == 'none' else name}"

@@ -319,7 +319,7 @@ def test_weights_and_data_are_fetched_at_no_depth():
 def test_a_report_of_it_ends_in_a_sentence(run, capsys, change):
     OmegaConf.save(OmegaConf.merge(OmegaConf.load(run / "config.yaml"), change), run / "config.yaml")
     assert report.main(["run"]) == 2
-    assert re.fullmatch(r"Expected [^\n]+\n", capsys.readouterr().err)
+    assert re.fullmatch(r"error: Expected [^\n]+\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("content", ["x: " + "[" * 300_000, "".join(f"k{number}: 1\n" for number in range(100_000))])

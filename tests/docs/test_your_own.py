@@ -63,7 +63,7 @@ def test_the_page_works(page, tmp_path, start_script):
         assert re.search(r"^10 \(.*\) 0\.9", said, re.MULTILINE), "ten rounds, and a network that has learnt"
         assert "difference in true positive rates: 0." in said
         assert re.search(r"^test/loss \(last\), a - b: \+0\.\d+, 95 % interval", said, re.MULTILINE), "of three pairs"
-        assert re.search(r"^\| fedavgm\b.* \(3\)", said, re.MULTILINE), "the table of six folders"
+        assert re.search(r"^\| FedAvgM\b.* \(3\)", said, re.MULTILINE), "the table of six folders"
         assert (tmp_path / "runs.html").exists()
     if page == "your_own_method.md":
         assert re.search(r"^\W*trimmed\W+2\b", said, re.MULTILINE), "a line of the comparison, over two seeds"

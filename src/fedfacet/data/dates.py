@@ -44,7 +44,7 @@ def days_of(entries: Iterable[str]) -> dict[str, dict[str, float]]:
         >>> list(days_of(["01/02/2020"])), list(days_of(["01/02/2020", "31/01/2020", "30/01/2020"]))
         (['DD/MM/YYYY', 'MM/DD/YYYY'], ['DD/MM/YYYY'])
     """
-    distinct = set(entries)
+    distinct = dict.fromkeys(entries)
     found = {}
     for name, read in _FORMS.items():
         days = {}
