@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from fedfacet.federation import Federation
 from fedfacet.mechanism import Mechanism
+from fedfacet.metrics.direction import main_metric
 from fedfacet.optional import frame_of
 from fedfacet.records import FederationState, RoundResult
 from fedfacet.storage.run_files import metrics_of
@@ -56,7 +57,8 @@ class FitResult(FederationState):
     def __repr__(self) -> str:
         """Return a line."""
         last = self.metrics[-1] if self.metrics else {}
-        known = [f"{name} {last[name]:.4f}" for name in ("test/acc", "test/acc_worst_group") if last.get(name) is not None]
+        names = [f"test/{main_metric(last)}{end}" for end in ("", "_worst_group")]
+        known = [f"{name} {last[name]:.4f}" for name in names if last.get(name) is not None]
         where = [] if self.folder is None else [f"folder {self.folder}"]
         return f"FitResult({', '.join([f'{self.round} rounds', f'seed {self.seed}', *known, *where])})"
 

@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, ReduceLROnPlateau, StepLR
 
-from fedfacet import IIDPartitioner, LocalTraining, dataset_from_arrays, deal, federate
+from fedfacet import IIDPartitioner, LocalTraining, dataset_from_arrays, deal, federate, load_run
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
+from fedfacet.commands import report
 from fedfacet.engines.workers import WorkersEngine
 from fedfacet.errors import ConfigError, InfeasiblePartitionError
 from fedfacet.partitioners.synthetic import DirichletPartitioner
@@ -405,3 +406,21 @@ def test_a_trainer_takes_the_module_afterwards():
     trainer = L.Trainer(max_epochs=1, accelerator="cpu", **settings)
     trainer.fit(module.train(), loader)
     assert trainer.callback_metrics["train_mine"] > 0
+
+
+def test_a_kept_run_is_judged_by_what_the_module_measures(tmp_path, capsys):
+    class Worse(Regression):
+        """Its steps lead away from the targets, so that the first round is the best."""
+
+        def training_step(self, batch, batch_idx):
+            return -0.1 * mse_loss(self.layer(batch.x)[:, 0], batch.y)
+
+    federation = federate(data_of(NUMBERS), Worse(), rounds=3, folder=tmp_path / "run")
+    result = federation.fit()
+    summary = load_run(tmp_path / "run").summary
+    worst = [row["val/mse_worst_group"] for row in result.metrics]
+    assert worst == sorted(worst)
+    assert summary["best"]["round"] == 1
+    assert "test/mse_worst_group" in repr(result)
+    assert report.main([str(tmp_path / "run")]) == 0
+    assert "`test/mse_worst_group`, last" in capsys.readouterr().out

@@ -27,6 +27,7 @@ from fedfacet.analysis.study import (
     ordered,
     origin_of,
     smaller_is_better,
+    usual_metric,
 )
 from fedfacet.analysis.tables import make_table
 from fedfacet.analysis.writers import Marked, Table
@@ -146,7 +147,7 @@ class _Page:
         measured = {name for run in self.study.finished for name in run.at("last")}
         usual = [metric for metric in METRICS if metric in measured]
         wanted = [self.metric] if self.metric else []
-        self.metrics = list(dict.fromkeys([*wanted, *usual])) or [METRICS[-1]]
+        self.metrics = list(dict.fromkeys([*wanted, *usual])) or [usual_metric(self.study.finished) or METRICS[-1]]
         self.moment = self.at if self.at in MOMENTS else "last"
         self.by_column: dict[str, dict[str, Sequence[Run]]] = {}
         for row, column in in_columns(self.study.groups):

@@ -14,6 +14,7 @@ from fedfacet.analysis.study import MOMENTS, finished_of, in_percent, smaller_is
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
 from fedfacet.history import FitResult, TrackedFederation
+from fedfacet.metrics.direction import main_metric
 
 _FEWEST = next(n for n in range(1, 17) if smallest_p(n) < LEVEL)
 """Seeds with which the permutation test can find a difference at all."""
@@ -86,7 +87,7 @@ class PairedComparison:
         return [*resolution, f"About {max(found.seeds_needed, _FEWEST):.0f} seeds would decide, if these are typical."]
 
 
-def compare(a: Any, b: Any, *, metric: str = "test/acc_worst_group", at: str = "last") -> PairedComparison:
+def compare(a: Any, b: Any, *, metric: str | None = None, at: str = "last") -> PairedComparison:
     """Compare two settings over the seeds that both have: difference, 95 % interval, p-value, and how many seeds would decide.
 
     The interval is Student's, the p-value that of the sign-flip permutation test, as in ``report --compare``.
@@ -94,7 +95,8 @@ def compare(a: Any, b: Any, *, metric: str = "test/acc_worst_group", at: str = "
     Args:
         a: what ``fit`` returned, a federation, a ``Run`` or a folder of runs; or a list of these, one for each seed.
         b: the same.
-        metric: as a run's summary names it.
+        metric: as a run's summary names it; by default that of the worst group, ``test/acc_worst_group`` where classes are
+            predicted.
         at: ``"last"`` round, ``"best"`` round by validation, or ``"tail"``, the mean of the last tenth of the rounds.
 
     Raises:
@@ -108,6 +110,7 @@ def compare(a: Any, b: Any, *, metric: str = "test/acc_worst_group", at: str = "
             f"Expected settings that share a seed, but a has {listed(ours)} and b has {listed(theirs)}: train both with the "
             "same seeds."
         )
+    metric = metric or f"test/{main_metric(ours[seeds[0]].at(at))}_worst_group"
     first, second = (tuple(_value(of[seed], metric, at) for seed in seeds) for of in (ours, theirs))
     notes = []
     if unpaired := sorted(ours.keys() ^ theirs.keys()):

@@ -17,7 +17,7 @@ from fedfacet.analysis.writers import MADE_WITH, as_number
 from fedfacet.arguments import check_choice
 from fedfacet.data.own_data import OWN_DATA
 from fedfacet.errors import ConfigError
-from fedfacet.metrics.direction import lower_is_better
+from fedfacet.metrics.direction import lower_is_better, main_metric
 from fedfacet.plots.style import axis_name
 
 MOMENTS = {
@@ -167,6 +167,12 @@ def usual_column(runs: Sequence[Run]) -> str:
     """Return the key of columns where the user names none: experiments, or data sets where somebody has brought their own."""
     heads = ("dataset",) if any(run.setting("dataset") in OWN_DATA for run in runs) else ("experiment", "dataset")
     return next((key for key in heads if any(run.setting(key) is not None for run in runs)), "seed")
+
+
+def usual_metric(runs: Sequence[Run]) -> str | None:
+    """Return the worst group's metric where runs predict no classes, by the first finished one; ``None`` for the accuracy."""
+    metric = main_metric(next((run.at("last") for run in runs if run.summary is not None), {}))
+    return None if metric == "acc" else f"test/{metric}_worst_group"
 
 
 def group_runs(runs: Iterable[Run], rows: Sequence[str], columns: Sequence[str]) -> Groups:

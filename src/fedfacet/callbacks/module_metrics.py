@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.callbacks.base import Measurement
+from fedfacet.clients.federated_module import Logits
 from fedfacet.federation import Federation
 
 
@@ -38,3 +39,9 @@ class ModuleMetrics(Measurement):
             for name, value in federation.engine.measure_module(federation.state.model, split, indices).items():
                 numbers[f"{split}/{'module_' if f'{split}/{name}' in self.taken else ''}{name}"] = value
         return numbers
+
+    def main_metric(self, federation: Federation) -> str:
+        """Return by which metric a run is judged: the first that the module logs if it predicts no classes, or ``acc``."""
+        program = federation.engine.clients.program
+        names = program.own.measured.values() if program.own is not None and program.logits is Logits.NONE else ()
+        return next((name for logged in names for name in logged), "acc")

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from fedfacet import state
 from fedfacet.callbacks.base import Callback
+from fedfacet.callbacks.module_metrics import ModuleMetrics
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.personal_memory import all_layers
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
+from fedfacet.metrics.direction import lower_is_better
 from fedfacet.records import RoundResult
 from fedfacet.storage import best_models
 from fedfacet.storage.atomic_write import atomic_write, json_text, place
@@ -39,8 +41,9 @@ class Summary(Callback):
     Where clients have layers of their own, these are in there too, under ``client_<id>/<name>``. What a server keeps for
     each of them (FedPAC's heads) is in the checkpoint only, and not part of ``model_digest``.
 
-    The best round is the one with the highest validation worst-group accuracy, ties by validation average, then the earliest;
-    the test set never chooses. Where only clients measure (``federated_evaluate``), what they hold out takes both places.
+    The best round is the one with the highest validation worst-group accuracy, ties by validation average, then the earliest.
+    The test set never chooses. Where a module measures itself and predicts no classes, its first metric takes the accuracy's
+    place. Where only clients measure (``federated_evaluate``), what they hold out takes both places.
     The model of that round is exported as ``model/best.safetensors``; it is written only in a round that is the best so far.
 
     Args:
@@ -63,7 +66,14 @@ class Summary(Callback):
         self.export = export
         self.final: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
+        self._metric, self._sign = "acc", 1
         self.totals: dict[str, float] = {}  # empty at first, so that a checkpoint may have `spent` or not
+
+    def on_fit_start(self, federation: Federation) -> None:
+        """Find out by which metric rounds are judged."""
+        own = next((one for one in federation.callbacks.values() if isinstance(one, ModuleMetrics)), None)
+        self._metric = own.main_metric(federation) if own is not None else "acc"
+        self._sign = -1 if lower_is_better(self._metric) else 1
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Keep the last and the best round."""
@@ -82,9 +92,14 @@ class Summary(Callback):
         # Where every few rounds are tested, the last one that was; where none is, the last one.
         if not math.isnan(measured.get("test/acc", measured.get("holdout/acc", 0.0))) or self.final is None:
             self.final = {"round": result.round, **measured}
-        if (rank := _rank(measured)) is not None and (self.best is None or rank > (_rank(self.best) or rank)):
+        if (rank := self._rank(measured)) is not None and (self.best is None or rank > (self._rank(self.best) or rank)):
             self.best = {"round": result.round, **measured}
             self._keep_model(federation, result.round)  # before any checkpoint that refers to it
+
+    def _rank(self, measured: Mapping[str, float]) -> tuple[float, float] | None:
+        split = "val" if f"val/{self._metric}" in measured else "holdout"
+        worst, average = (self._sign * measured.get(f"{split}/{self._metric}{end}", math.nan) for end in ("_worst_group", ""))
+        return None if math.isnan(worst) or math.isnan(average) else (worst, average)
 
     def _keep_model(self, federation: Federation, number: int) -> None:
         """Write the model of the best round so far; where there are checkpoints, these see to former ones."""
@@ -182,12 +197,6 @@ def _is_measured(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
-
-
-def _rank(measured: Mapping[str, float]) -> tuple[float, float] | None:
-    split = "val" if "val/acc" in measured else "holdout"
-    worst, average = (measured.get(f"{split}/{name}", math.nan) for name in ("acc_worst_group", "acc"))
-    return None if math.isnan(worst) or math.isnan(average) else (worst, average)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

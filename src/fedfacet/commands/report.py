@@ -162,10 +162,11 @@ def words(keys: str | None) -> list[str]:
 
 def of_study(options: argparse.Namespace, runs: "Sequence[Run]", command: str, **more: Any) -> dict[str, Any]:
     """Return what the user asks of the runs, as for ``Study``; ``more`` stands where the user says nothing."""
-    from fedfacet.analysis.study import smaller_is_better, usual_column
+    from fedfacet.analysis.study import smaller_is_better, usual_column, usual_metric
 
     settings = {run.setting("setting") or "federated" for run in runs}
-    asked = {"metric": options.metric, "at": options.at} | {key: value for key, value in more.items() if value is not None}
+    metric = options.metric or (None if options.layout else usual_metric(runs))
+    asked = {"metric": metric, "at": options.at} | {key: value for key, value in more.items() if value is not None}
     lower_is_better = options.lower_is_better or smaller_is_better(asked["metric"] or "")
     return {
         "rows": words(options.rows or ("selector" if len(settings) == 1 else "setting,selector")),

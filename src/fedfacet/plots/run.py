@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet.heterogeneity import InteractionMatrices, InteractionMatrix, measure_federation
+from fedfacet.metrics.direction import lower_is_better, main_metric
 from fedfacet.metrics.group_names import group_names
 from fedfacet.plots import crowd
 from fedfacet.plots.style import BLUE, COLOURS, DASHES, GREEN, VERMILION, client_labels, saved_figure
@@ -117,7 +118,9 @@ def draw_measures(axes: "Axes", matrices: Sequence[InteractionMatrix], fontsize:
 def plot_curves(
     metrics_csv: Path, path: Path, *, class_names: Sequence[str] | None = None, attribute_names: Sequence[str] | None = None
 ) -> None:
-    """Draw a run's accuracies and training loss by round into a PNG; for the names see ``plot_partition``.
+    """Draw a run's accuracies, or its ``main_metric``, and training loss by round into a PNG.
+
+    For the names see ``plot_partition``.
 
     Dashed lines are the validation set, of which only the average and the worst group are drawn; others the test set. A
     dotted vertical line marks the best round by validation: highest worst-group accuracy, ties by average, then the earliest.
@@ -129,16 +132,18 @@ def plot_curves(
     def curve(name: str) -> NDArray[np.float64]:
         return np.array([float(row.get(name) or "nan") for row in rows])
 
-    groups = [(int(y), int(a)) for y, a in re.findall(r"test/acc_group/y(\d+)_a(\d+)", " ".join(rows[0]))]
+    metric = main_metric(rows[0])
+    worst, scale, sign = f"{metric}_worst_group", 100 if metric == "acc" else 1, -1 if lower_is_better(metric) else 1
+    groups = [(int(y), int(a)) for y, a in re.findall(rf"test/{re.escape(metric)}_group/y(\d+)_a(\d+)", " ".join(rows[0]))]
     num_classes, num_attributes = (max(index) + 1 for index in zip(*groups, strict=True)) if groups else (0, 0)
     classes, attributes = _names(class_names, attribute_names, num_classes, num_attributes)
     names, word = group_names(classes, attributes), "class" if len(attributes) == 1 else "group"
     with saved_figure(path, 7.6, 3.2) as figure:
         accuracy, loss = figure.subplots(1, 2, width_ratios=(3, 2))
-        for name, colour, label in (("acc", _AVERAGE_COLOUR, "average"), ("acc_worst_group", _WORST_COLOUR, f"worst {word}")):
+        for name, colour, label in ((metric, _AVERAGE_COLOUR, "average"), (worst, _WORST_COLOUR, f"worst {word}")):
             ink: dict[str, Any] = {"color": colour, "zorder": 3}
-            _draw_line(accuracy, rounds, 100 * curve(f"test/{name}"), linewidth=1.8, label=label, **ink)
-            _draw_line(accuracy, rounds, 100 * curve(f"val/{name}"), linewidth=1.1, linestyle=DASHES, **ink)
+            _draw_line(accuracy, rounds, scale * curve(f"test/{name}"), linewidth=1.8, label=label, **ink)
+            _draw_line(accuracy, rounds, scale * curve(f"val/{name}"), linewidth=1.1, linestyle=DASHES, **ink)
         for shade, (y, a) in zip(_group_colours(num_classes, num_attributes, attributes, lines=True), groups, strict=False):
             style: dict[str, Any] = {"color": shade, "label": names[y * len(attributes) + a]}
             if len(groups) > _MAX_LABELLED_CURVES:
@@ -147,15 +152,18 @@ def plot_curves(
                 style = {"color": _OTHERS_COLOUR, "label": "" if named else f"each {word}"}
             few = len(groups) <= len(_LINES)
             style["linestyle"] = _LINES[(y * num_attributes + a if few else a) % len(_LINES)]
-            _draw_line(accuracy, rounds, 100 * curve(f"test/acc_group/y{y}_a{a}"), linewidth=1.0, **style)
+            _draw_line(accuracy, rounds, scale * curve(f"test/{metric}_group/y{y}_a{a}"), linewidth=1.0, **style)
         _draw_line(loss, rounds, curve("train/loss"), color="black", linewidth=1.2)
-        best = _best_round(rounds, curve("val/acc_worst_group"), curve("val/acc"))
+        best = _best_round(rounds, sign * curve(f"val/{worst}"), sign * curve(f"val/{metric}"))
         for axes in (accuracy, loss):
             axes.set(xlabel="round", xlim=(0, 1.03 * rounds[-1]), xticks=_whole_ticks(rounds[-1]))
             if best is not None:
                 axes.axvline(best, color="0.3", linewidth=1.0, linestyle=":", label=f"round {best}: best\nby validation")
-        title = "Test accuracy" if best is None else "Accuracy on test data (dashed: validation)"
-        accuracy.set(title=title, ylabel="accuracy (%)", ylim=(0, 101))
+        kind = "accuracy" if metric == "acc" else metric
+        title = f"{kind.capitalize()} on test data (dashed: validation)" if best is not None else f"Test {kind}"
+        accuracy.set(title=title, ylabel="accuracy (%)" if metric == "acc" else metric)
+        if metric == "acc":
+            accuracy.set_ylim(0, 101)
         loss.set(title="Training loss of the clients in the round", ylabel="loss per sample")
         loss.set_ylim(bottom=0)
         figure.legend(*accuracy.get_legend_handles_labels(), loc="outside right upper")

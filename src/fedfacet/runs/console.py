@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedfacet.metrics.direction import main_metric
 from fedfacet.metrics.group_counts import group_key
 from fedfacet.metrics.group_names import group_names
 from fedfacet.terminal import console_of, padding_of, print_table
@@ -81,8 +82,10 @@ def print_results(summary: Mapping[str, Any], data: "FederatedData", run_dir: Pa
             add(name, sizes.get(name), key)
     print_table(console, table)
     if summary.get("best_model_digest"):
-        best, key = summary["best"], "val/acc_worst_group" if "val/acc" in summary["best"] else "holdout/acc_worst_group"
-        told = f"best model  model/best.safetensors, of round {best['round']} ({key} {_percent(best[key])} %)"
+        best, metric = summary["best"], main_metric(summary["best"])
+        key = f"{'val' if f'val/{metric}' in best else 'holdout'}/{metric}_worst_group"
+        value = _number(best[key]) if own else f"{_percent(best[key])} %"
+        told = f"best model  model/best.safetensors, of round {best['round']} ({key} {value})"
         console.print(told, soft_wrap=True)
     console.print(f"run folder  {run_dir}", soft_wrap=True)
     for output in _outputs(run_dir):
