@@ -26,7 +26,7 @@ def logged_values(clients: Clients, *, is_private: bool) -> list[LoggedValues]:
         is_private: whether clients may send nothing but noisy or allowed values, so that what they log is left out.
     """
     own = clients.program.own
-    if own is None or not own.train_names:
+    if own is None or not own.logged.train_names:
         return []
     if is_private:
         log.warning(
@@ -34,7 +34,7 @@ def logged_values(clients: Clients, *, is_private: bool) -> list[LoggedValues]:
             type(clients.objective).__name__,
         )
         return []
-    return [LoggedValues({f"train/{'module_' if name in _OF_THE_ROUND else ''}{name}": name for name in own.train_names})]
+    return [LoggedValues({f"train/{'module_' if name in _OF_THE_ROUND else ''}{name}": name for name in own.logged.train_names})]
 
 
 def with_own_metrics(clients: Clients, callbacks: Mapping[str, Callback]) -> dict[str, Callback]:

@@ -111,6 +111,13 @@ def test_worker_processes_do_the_same(kind):
     assert same(trained(kind(), engine=WorkersEngine(workers=2))[0].state.model, PLAIN)
 
 
+def test_worker_processes_log_the_same():
+    _, here = trained(Regression(), NUMBERS)
+    _, there = trained(Regression(), NUMBERS, engine=WorkersEngine(workers=2))
+    assert here.metrics == there.metrics
+    assert here.metrics["train/mse"] > 0
+
+
 class Skipping(Plain):
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) if batch_idx == 0 else None

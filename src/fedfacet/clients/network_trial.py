@@ -272,7 +272,7 @@ class _Trial:
         with _unchanged(self.clients, self.program):
             own.logged.start()
             self._step(samples)
-            own.train_names = tuple(map(short_name, own.logged.take()))
+            own.logged.train_names = tuple(map(short_name, own.logged.take()))
 
     def _output(self, seen: Batch | None) -> Tensor:
         """Return what the network says of some samples in eval mode."""

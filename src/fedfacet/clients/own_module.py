@@ -55,10 +55,16 @@ class LoggedValues:
 
     Args:
         module: whose ``log`` it is.
+
+    Attributes:
+        train_names: what ``training_step`` logs, without the split; known once it was tried.
+        forms: step -> how many values of a batch it unpacks, 2 or 3; known once it was called.
     """
 
     def __init__(self, module: L.LightningModule) -> None:
         self._module = module
+        self.train_names: tuple[str, ...] = ()
+        self.forms: dict[str, int] = {}
         self._values: dict[str, list[tuple[Any, int]]] | None = None
         self._metrics: dict[str, Metric] = {}
         self._num_samples = 0
@@ -160,25 +166,22 @@ class OwnModule:
     Attributes:
         module: the module.
         logged: what it gives to ``self.log``.
-        train_names: what ``training_step`` logs, without the split; known once it was tried.
         measured: split -> what the step that measures it logs, without the split; known once it was tried.
-        forms: step -> how many values of a batch it unpacks, 2 or 3; known once it was called.
     """
 
     def __init__(self, module: L.LightningModule) -> None:
         self.module = module
-        self.logged = LoggedValues(module)
+        known = vars(module).get("log")  # of a module that comes from another process, where it was tried
+        self.logged = known if isinstance(known, LoggedValues) else LoggedValues(module)
         vars(module)["log"] = self.logged
-        self.train_names: tuple[str, ...] = ()
         self.measured: dict[str, tuple[str, ...]] = {}
         self._left_out: set[str] = set()
-        self.forms: dict[str, int] = {}
         self.schedules: list[Schedule] = []
 
     @property
     def is_plain(self) -> bool:
         """Whether its training step takes (x, y, a) and logs nothing, and its learning rate stays as it is."""
-        return not self.train_names and not self.schedules and self.forms.get("training_step", 3) == 3
+        return not self.logged.train_names and not self.schedules and self.logged.forms.get("training_step", 3) == 3
 
     @property
     def measuring_steps(self) -> dict[str, str]:
@@ -197,7 +200,7 @@ class OwnModule:
         step = getattr(self.module, name)
         numbers = (number,) if takes_number(step) else ()
         self.logged.see(len(batch.x))
-        parts = self.forms.get(name)
+        parts = self.logged.forms.get(name)
         if parts is not None:
             return step(batch if parts == 3 else tuple(batch[:2]), *numbers)
         try:
@@ -209,9 +212,9 @@ class OwnModule:
                 output = step(tuple(batch[:2]), *numbers)
             except Exception:
                 raise error from None
-            self.forms[name] = 2
+            self.logged.forms[name] = 2
             return output
-        self.forms[name] = 3
+        self.logged.forms[name] = 3
         return output
 
     def training_step(self, batch: Batch, number: int) -> Any:
@@ -240,7 +243,7 @@ class OwnModule:
     def end(self) -> dict[str, float]:
         """Return ``sum/NAME`` over samples and ``count/NAME``, how many samples, of each name that was logged."""
         logged = {short_name(name): mean for name, mean in self.logged.take().items()}
-        if unknown := sorted(logged.keys() - set(self.train_names) - self._left_out):
+        if unknown := sorted(logged.keys() - set(self.logged.train_names) - self._left_out):
             self._left_out.update(unknown)
             log.warning(
                 "%s.training_step logs %r, but did not on its first batch, so that it is left out: log the same names in "
@@ -248,7 +251,7 @@ class OwnModule:
                 type(self.module).__name__,
                 unknown[0],
             )
-        logged = {name: mean for name, mean in logged.items() if name in self.train_names}
+        logged = {name: mean for name, mean in logged.items() if name in self.logged.train_names}
         sums = {f"sum/{name}": mean.value * mean.num_samples for name, mean in logged.items()}
         return sums | {f"count/{name}": mean.num_samples for name, mean in logged.items()}
 
