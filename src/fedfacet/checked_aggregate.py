@@ -21,13 +21,13 @@ def checked_aggregate(aggregator: Aggregator) -> Fold:
     Ours are not watched: the tests hold them to the contract, and a round is as long as before.
     """
     if isinstance(aggregator, Algorithm):
-        return partial(_watched, aggregator.round, f"{type(aggregator).__name__}.round")
+        return partial(watched, aggregator.round, f"{type(aggregator).__name__}.round")
     name = f"{type(aggregator).__name__}.aggregate"
     once: Fold = lambda server, model, updates: aggregator.aggregate(server, model, _Once(updates, name))  # noqa: E731
-    return aggregator.aggregate if is_builtin(aggregator) else partial(_watched, once, name)
+    return aggregator.aggregate if is_builtin(aggregator) else partial(watched, once, name)
 
 
-def _watched(fold: Any, name: str, server: ServerState, model: State, given: Any) -> tuple[ServerState, State]:
+def watched(fold: Any, name: str, server: ServerState, model: State, given: Any) -> tuple[ServerState, State]:
     """Aggregate, or have an algorithm go through its round.
 
     Raises:

@@ -34,7 +34,8 @@ def logged_values(clients: Clients, *, is_private: bool) -> list[LoggedValues]:
             type(clients.objective).__name__,
         )
         return []
-    return [LoggedValues({f"train/{'module_' if name in _OF_THE_ROUND else ''}{name}": name for name in own.logged.train_names})]
+    names = own.logged.train_names
+    return [LoggedValues({f"train/{'module_' if name in _OF_THE_ROUND else ''}{name}": name for name in names})]
 
 
 def with_own_metrics(clients: Clients, callbacks: Mapping[str, Callback]) -> dict[str, Callback]:

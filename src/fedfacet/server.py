@@ -8,10 +8,11 @@ from fedfacet import rng, state
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.builtin import is_builtin
 from fedfacet.checked_aggregate import checked_aggregate
+from fedfacet.checked_mechanisms import checked_chain
 from fedfacet.derived import other_names
 from fedfacet.engines.base import Engine
 from fedfacet.errors import Interrupted
-from fedfacet.mechanism import Chain, Mechanism
+from fedfacet.mechanism import Mechanism
 from fedfacet.query_session import ClientsAway, QuerySession
 from fedfacet.records import FederationState
 from fedfacet.selectors.base import ClientSelector
@@ -47,7 +48,7 @@ class Server:
         self.engine = engine
         self.selector = selector
         self.aggregator = aggregator
-        self.chain = Chain(mechanisms)
+        self.chain = checked_chain(mechanisms)
         self.cohort_size = cohort_size
         self.seed = seed
         self.fold = checked_aggregate(aggregator)
@@ -80,11 +81,11 @@ class Server:
 
     def drop(self, kind: type[Mechanism]) -> None:
         """Do without the mechanisms of a class from now on; the state stays as it is."""
-        self.chain = Chain(one for one in self.mechanisms if not isinstance(one, kind))
+        self.chain = checked_chain(one for one in self.mechanisms if not isinstance(one, kind))
 
     def put(self, mechanism: Mechanism) -> None:
         """Take a mechanism, instead of the one of its class if there is one; the state stays as it is."""
-        self.chain = Chain([*(one for one in self.mechanisms if not isinstance(mechanism, type(one))), mechanism])
+        self.chain = checked_chain([*(one for one in self.mechanisms if not isinstance(mechanism, type(one))), mechanism])
 
     def roll_back(self, before: FederationState) -> None:
         """Return to a state, with what mechanisms kept then: the round after it has failed."""

@@ -36,6 +36,7 @@ FLOORS = [
     "mechanism",
     "methods algorithm",
     "checked_aggregate",
+    "checked_mechanisms",
     "server",
     # The rounds, and what they are made of.
     "round",
