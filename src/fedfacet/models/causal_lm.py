@@ -19,6 +19,12 @@ _ITS_OWN_NAMES = {
     "num_heads": "num_attention_heads",
     "tie_embeddings": "tie_word_embeddings",
 }
+_TASK = "CAUSAL_LM"
+KINDS = {
+    _TASK: ("causal language model", "llama, gpt2, opt or qwen3"),
+    "SEQUENCE_CLASSIFICATION": ("classifier of texts", "bert, electra, albert or modernbert"),
+}
+"""The tasks of transformers that models here are made for: in words, and some architectures for each."""
 _WIDTHS = ("intermediate_size", "ffn_dim")  # of the layers between attention, for which each architecture has a large default
 
 
@@ -103,23 +109,25 @@ class CausalLM(Network):
         transformers = required("transformers", extra="text", wanted_by="model=causal_lm")
         tokens = num_classes if vocabulary is None else vocabulary
         wanted = {name: value for name, value in given.items() if value is not None}
-        with _quiet(transformers):
+        with quiet(transformers):
             if path is None:
-                whole = _random(transformers, tokens, input_shape[0], attention, _TINY | wanted, dict(arguments or {}))
+                whole = random_weights(
+                    transformers, _TASK, tokens, input_shape[0], attention, _TINY | wanted, dict(arguments or {})
+                )
             elif wanted or arguments:
                 raise ConfigError(
                     f"`model.{next(iter(wanted), 'arguments')}` is set, but the folder {path!r} says what the model is: leave "
                     "one of them out."
                 )
             else:
-                whole = _read(transformers, path, attention)
+                whole = read_folder(transformers, _TASK, path, attention)
         head = whole.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise ConfigError(
                 f"The head of {type(whole).__name__} is a {type(head).__name__}, not a linear layer: choose another "
                 "`model.architecture`."
             )
-        _check_fits(whole.config, input_shape[0], tokens, num_classes if vocabulary is None else None)
+        check_fits(whole.config, input_shape[0], tokens, num_classes if vocabulary is None else None)
         _check_head(whole, head)
         if checkpoint_activations and not whole.supports_gradient_checkpointing:
             raise ConfigError(
@@ -146,16 +154,16 @@ class CausalLM(Network):
         return states
 
 
-def _random(
-    transformers: Any, tokens: int, length: int, attention: str, sizes: Mapping[str, Any], arguments: dict[str, Any]
+def random_weights(  # noqa: PLR0913
+    transformers: Any, task: str, tokens: int, length: int, attention: str, sizes: Mapping[str, Any], arguments: dict[str, Any]
 ) -> Any:
-    """Return a language model with random weights."""
+    """Return a model of transformers for a task, a key of ``KINDS``, with random weights."""
     settings = {_ITS_OWN_NAMES.get(name, name): value for name, value in sizes.items()}
     architecture = settings.pop("architecture")
-    if architecture not in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    words, examples = KINDS[task]
+    if architecture not in getattr(transformers.models.auto.modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES"):
         raise ConfigError(
-            f"`model.architecture` is {architecture!r}, for which transformers has no causal language model: choose one "
-            "such as llama, gpt2, opt or qwen3."
+            f"`model.architecture` is {architecture!r}, for which transformers has no {words}: choose one such as {examples}."
         )
     kind = transformers.AutoConfig.for_model(architecture)
     settings |= {name: 4 * settings["hidden_size"] for name in _WIDTHS if hasattr(kind, name)}
@@ -163,7 +171,7 @@ def _random(
     of_tokens |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))  # theirs lie beyond a small vocabulary
     try:
         config = transformers.AutoConfig.for_model(architecture, **settings | of_tokens | arguments)
-        return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        return _class(transformers, task).from_config(config, attn_implementation=attention)
     except Exception as error:  # each architecture has its own
         raise ConfigError(
             f"transformers refuses the settings of `model.architecture={architecture}` ({first_line(error)}): change "
@@ -171,8 +179,12 @@ def _random(
         ) from None
 
 
-def _read(transformers: Any, path: str, attention: str) -> Any:
-    """Return the language model of a folder, in float32; on torch's device ``meta`` without reading its weights."""
+def read_folder(transformers: Any, task: str, path: str, attention: str, **settings: Any) -> Any:
+    """Return the model of a folder for a task, in float32; on torch's device ``meta`` without reading its weights.
+
+    What ``settings`` says is another than the folder's, such as ``num_labels``. A classifier's own layers, which a folder with a
+    pretrained encoder lacks or has for other classes, start from random weights.
+    """
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():  # a name of the Hub would be looked up there
         raise ConfigError(
@@ -181,13 +193,15 @@ def _read(transformers: Any, path: str, attention: str) -> Any:
     safely = {"local_files_only": True, "trust_remote_code": False}
     try:
         if torch.get_default_device().type == "meta":
-            config = transformers.AutoConfig.from_pretrained(folder, **safely)
-            return transformers.AutoModelForCausalLM.from_config(
+            config = transformers.AutoConfig.from_pretrained(folder, **safely, **settings)
+            return _class(transformers, task).from_config(
                 config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False
             )
-        whole, report = transformers.AutoModelForCausalLM.from_pretrained(
+        whole, report = _class(transformers, task).from_pretrained(
             folder,
             **safely,
+            **settings,
+            ignore_mismatched_sizes=True,
             use_safetensors=True,
             attn_implementation=attention,
             dtype=torch.float32,
@@ -198,15 +212,24 @@ def _read(transformers: Any, path: str, attention: str) -> Any:
             f"`model.path` is {path!r}, which transformers cannot read without running its code or a pickle "
             f"({first_line(error)}): name a folder with `config.json` and safetensors that `save_pretrained` wrote."
         ) from None
-    if lacking := sorted([*report["missing_keys"], *map(str, report["mismatched_keys"])]):
+    lacking = [*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])]
+    if task != _TASK:
+        encoder = f"{whole.base_model_prefix}."
+        lacking = [name for name in lacking if name.startswith(encoder) and ".pooler." not in name]
+    if lacking:
         raise ConfigError(
-            f"The weights in {path!r} lack {lacking[0]!r} or have it in another shape: name a folder with a whole language "
-            "model."
+            f"The weights in {path!r} lack {min(lacking)!r} or have it in another shape: name a folder with a whole "
+            f"{KINDS[task][0]}."
         )
     return whole
 
 
-def _check_fits(config: Any, length: int, tokens: int, classes: int | None) -> None:
+def _class(transformers: Any, task: str) -> Any:
+    """Return the class of transformers that makes models for a task."""
+    return getattr(transformers, {_TASK: "AutoModelForCausalLM"}.get(task, "AutoModelForSequenceClassification"))
+
+
+def check_fits(config: Any, length: int, tokens: int, classes: int | None) -> None:
     """Refuse a model that has fewer positions or tokens than there are, or tokens that are no classes.
 
     Raises:
@@ -252,7 +275,7 @@ def _check_head(whole: Any, head: nn.Linear) -> None:
 
 
 @contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Keep the advice and progress bars of ``transformers`` off the terminal; errors are said by this file."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
