@@ -74,10 +74,11 @@ def test_without_tokenizers_the_extra_is_named(words, monkeypatch):
         words().load()
 
 
-def test_clients_learn_to_classify_texts_and_every_group_is_counted(words, tmp_path):
+@pytest.mark.parametrize("model", ["causal_lm", "text_classifier"])
+def test_clients_learn_to_classify_texts_and_every_group_is_counted(words, tmp_path, model):
     pytest.importorskip("transformers", reason="transformers, of the extra `text`, is not installed")
     run = fedfacet.train(
-        *("dataset=hf", f"dataset.root={tmp_path}", "dataset.input=text", "dataset.attribute=who", "model=causal_lm"),
+        *("dataset=hf", f"dataset.root={tmp_path}", "dataset.input=text", "dataset.attribute=who", f"model={model}"),
         *("dataset.tokenizer=tokenizer.json", "dataset.vocabulary=8", "dataset.max_length=5", "partition=iid"),
         *("partition.num_clients=2", "federation.cohort_size=2", "selector=uniform", "optimizer=adam", "optimizer.lr=0.01"),
         *(

@@ -154,7 +154,7 @@ class CausalLM(Network):
         return states
 
 
-def random_weights(  # noqa: PLR0913
+def random_weights(
     transformers: Any, task: str, tokens: int, length: int, attention: str, sizes: Mapping[str, Any], arguments: dict[str, Any]
 ) -> Any:
     """Return a model of transformers for a task, a key of ``KINDS``, with random weights."""
@@ -182,8 +182,8 @@ def random_weights(  # noqa: PLR0913
 def read_folder(transformers: Any, task: str, path: str, attention: str, **settings: Any) -> Any:
     """Return the model of a folder for a task, in float32; on torch's device ``meta`` without reading its weights.
 
-    What ``settings`` says is another than the folder's, such as ``num_labels``. A classifier's own layers, which a folder with a
-    pretrained encoder lacks or has for other classes, start from random weights.
+    What ``settings`` says is another than the folder's, such as ``num_labels``. Where a
+    folder of an encoder lacks a classifier's own layers, or has them for other classes, those start from random weights.
     """
     folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():  # a name of the Hub would be looked up there

@@ -129,6 +129,6 @@ class TextClassifier(Network):
         self.train(training)
         if not fits:
             raise ConfigError(
-                f"{type(self.backbone).__name__} gives no logits that are linear in what its head sees and free of padding{said}: "
-                "choose another `model.architecture` or `model.path`, or `model=causal_lm` for one that reads left to right."
+                f"{type(self.backbone).__name__} gives no logits that are linear in what its head sees and free of padding{said}: choose "
+                "another `model.architecture` or `model.path`, or `model=causal_lm` for one that reads left to right."
             )
