@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_said(tmp_path):
         made(architecture="resnet")
     with pytest.raises(ConfigError, match=r"refuses the settings of `model\.architecture=bert`"):
         made(hidden_size=15)
-    with pytest.raises(ConfigError, match=r"free of padding.*`model=causal_lm`"):
+    with pytest.raises(ConfigError, match=r"depend on padding.*`model=causal_lm`"):
         made(architecture="gpt2")
     with pytest.raises(ValueError, match=r"reads rows of tokens, but inputs have the shape \(3, 8, 8\)"):
         TextClassifier(2, (3, 8, 8), vocabulary=11)

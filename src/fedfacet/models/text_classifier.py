@@ -25,7 +25,7 @@ class TextClassifier(Network):
     Needs the package ``transformers`` (``pip install fedfacet[text]``). Nothing is fetched, no code of a folder is run, and
     weights are read from safetensors files, never from a pickle.
 
-    Source: Devlin et al., BERT, NAACL 2019, arXiv:1810.04805; each architecture has its own in the documentation of
+    Source: Devlin et al., BERT, NAACL 2019, arXiv:1810.04805. Each architecture has its own in the documentation of
     ``transformers``.
 
     Args:
@@ -129,6 +129,6 @@ class TextClassifier(Network):
         self.train(training)
         if not fits:
             raise ConfigError(
-                f"{type(self.backbone).__name__} gives no logits that are linear in what its head sees and free of padding{said}: choose "
-                "another `model.architecture` or `model.path`, or `model=causal_lm` for one that reads left to right."
+                f"The logits of {type(self.backbone).__name__} depend on padding, or come from no linear head{said}: choose "
+                "another `model.architecture` or `model.path`, or `model=causal_lm`."
             )
