@@ -40,7 +40,9 @@ class HuggingFace(LabelledData):
     The splits called ``train``, ``validation`` and ``test`` are what their names say; without a ``test`` all samples of these
     splits are put together, and ``test_fraction`` of every (class, attribute) group tests. Images become RGB, are resized and
     normalised by ImageNet's statistics; rows of numbers go into a model as they are. Texts become rows of tokens, padded by -1
-    at their end; ``model=text_classifier`` and ``model=causal_lm`` read those. Needs the package ``datasets`` (``pip install fedfacet[hf]``), which runs no
+    at their end; ``model=text_classifier`` and ``model=causal_lm`` read those.
+
+    Needs the package ``datasets`` (``pip install fedfacet[hf]``), which runs no
     code of a data set, and for texts ``tokenizers`` (``pip install fedfacet[text]``).
 
     Args:
