@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fedfacet.arguments import Declared, Whole, Within
 from fedfacet.errors import ConfigError
+from fedfacet.metrics.direction import lower_is_better
 from fedfacet.records import RoundResult
 from fedfacet.types import DEVICES, PAYMENTS, ServerState
 
@@ -52,7 +53,7 @@ class Termination(Declared, ABC):
 
 @dataclass(eq=False, kw_only=True)
 class MetricTermination(Termination):
-    """A termination by a metric of the validation set, of which more is better."""
+    """A termination by a metric of the validation set."""
 
     metric: str
 
@@ -145,14 +146,14 @@ class EnergyTermination(Termination):
 
 @dataclass(eq=False, kw_only=True)
 class PlateauTermination(MetricTermination):
-    """End a run when its validation metric has not grown for some rounds.
+    """End a run when its validation metric has not got better for some rounds.
 
-    A round is better if its value exceeds the best so far by more than ``least_gain``; the best begins at minus infinity.
+    A round is better if its value exceeds the best so far by more than ``least_gain``. The best begins at minus infinity. Of a
+    loss, or of another metric that is better when lower (``metrics.direction``), minus the value is compared.
     Rounds in which the metric is not measured count among those that wait, and cannot be better; NaN is no value either.
 
     Args:
-        metric: a column of ``metrics.csv`` of the validation set, such as ``val/acc`` or ``val/acc_worst_group``, of which more
-            is better.
+        metric: a column of ``metrics.csv`` of the validation set, such as ``val/acc_worst_group`` or ``val/loss``.
         patience: how many rounds after the best one the run goes on, 1 or larger.
         least_gain: 0 or larger, at most 1.
 
@@ -175,12 +176,13 @@ class PlateauTermination(MetricTermination):
 
     def observe(self, server: ServerState, result: RoundResult) -> tuple[ServerState, str | None]:
         """Compare with the best round so far."""
-        value = result.metrics.get(self.metric, math.nan)
+        lower = lower_is_better(self.metric)
+        value = result.metrics.get(self.metric, math.nan) * (-1 if lower else 1)
         if value > server["best"] + self.least_gain:
             return {"best": float(value), "waited": 0}, None
-        waited = server["waited"] + 1
-        ends = waited >= self.patience
-        reason = f"{self.metric} has not exceeded {server['best']:.4g} for {waited} rounds" if ends else None
+        waited, best = server["waited"] + 1, -server["best"] if lower else server["best"]
+        known = f"{self.metric} has not {'fallen below' if lower else 'exceeded'} {best:.4g} for {waited} rounds"
+        reason = known if waited >= self.patience else None
         return {"best": server["best"], "waited": waited}, reason
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from fedfacet.errors import CheckpointError, ConfigError
 from fedfacet.participation import Participation
 from fedfacet.storage import checkpoint
 from fedfacet.storage.run_files import rows_of
-from fedfacet.termination import AccuracyTermination, SilenceTermination
+from fedfacet.termination import AccuracyTermination, PlateauTermination, SilenceTermination
 
 
 class Scored(Measurement):
@@ -143,3 +144,12 @@ def test_the_default_leaves_cells_their_names():
     older = {name: value for name, value in usual.items() if name != "termination"}
     assert cell_digest(usual) == cell_digest(older)
     assert cell_digest(plain(compose_job("train", ["termination=silence"])[0])) != cell_digest(usual)
+
+
+def test_of_a_loss_less_is_better():
+    termination = PlateauTermination(metric="val/mse_worst_group", patience=2, least_gain=0.1)
+    server, reasons = termination.init(), []
+    for value in (3.0, math.nan, 2.0, 1.95, 2.5):
+        server, reason = termination.observe(server, SimpleNamespace(metrics={"val/mse_worst_group": value}))
+        reasons.append(reason)
+    assert reasons == [None] * 4 + ["val/mse_worst_group has not fallen below 2 for 2 rounds"]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng
@@ -38,7 +39,12 @@ def measure_module(clients: Clients, model: State, split: str, indices: NDArray[
     names, kind = own.measured[split], own.measuring_steps[split]
     program.load(derive(model, program.derived) if program.derived else model)
     groups = dataset.y[indices] * dataset.num_attributes + dataset.a[indices]
-    with program.evaluating(), rng.forked(0, "module-measurement", device=clients.device, others=clients.draws_elsewhere):
+    precision = torch.autocast(clients.device.type, torch.bfloat16, enabled=program.autocast)
+    with (
+        program.evaluating(),
+        precision,
+        rng.forked(0, "module-measurement", device=clients.device, others=clients.draws_elsewhere),
+    ):
         if program.logits is not Logits.NONE:
             return {name: mean.value for name, mean in _epoch(clients, own, kind, names, indices).items()}
         parts = {group: _epoch(clients, own, kind, names, indices[groups == group]) for group in np.unique(groups).tolist()}

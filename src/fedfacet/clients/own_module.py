@@ -4,6 +4,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -141,7 +142,7 @@ class LoggedValues:
 def _one_number(name: str, value: Any) -> Any:
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.detach()
-    if isinstance(value, int | float):
+    if isinstance(value, Real):
         return value
     came = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     raise ValueError(
@@ -175,6 +176,7 @@ class OwnModule:
         self.logged = known if isinstance(known, LoggedValues) else LoggedValues(module)
         vars(module)["log"] = self.logged
         self.measured: dict[str, tuple[str, ...]] = {}
+        self._numbered: dict[str, bool] = {}
         self._left_out: set[str] = set()
         self.schedules: list[Schedule] = []
 
@@ -198,7 +200,9 @@ class OwnModule:
     def call(self, name: str, batch: Batch, number: int) -> Any:
         """Return what a step returns for a batch."""
         step = getattr(self.module, name)
-        numbers = (number,) if takes_number(step) else ()
+        if name not in self._numbered:
+            self._numbered[name] = takes_number(step)
+        numbers = (number,) if self._numbered[name] else ()
         self.logged.see(len(batch.x))
         parts = self.logged.forms.get(name)
         if parts is not None:
