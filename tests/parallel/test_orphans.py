@@ -66,6 +66,7 @@ def stop(*_):
     raise KeyboardInterrupt
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a socket, where it comes within `Pipe()`
 def test_a_signal_that_comes_while_a_process_starts_leaves_none_behind():
     Child(idle, name="first").kill()  # the tracker of multiprocessing has started, whose start has the signal heard at once
     before, usual = set(multiprocessing.active_children()), signal.signal(signal.SIGTERM, stop)
