@@ -47,7 +47,9 @@ def outputs_of(source: str, number: int, names: dict[str, Any]) -> list[dict[str
         {"name": name, "output_type": "stream", "text": text.splitlines(keepends=True)} for name, text in said if text
     ]
     if result is not None:
-        data: dict[str, Any] = {"text/plain": [repr(result)]}
+        data: dict[str, Any] = {"text/plain": repr(result).splitlines(keepends=True)}
+        if hasattr(result, "_repr_html_"):
+            data["text/html"] = result._repr_html_().splitlines(keepends=True)
         if isinstance(result, Image.Image):
             data = {"image/png": png_of(result), "text/plain": ["<a picture>"]}  # its repr has an address
         outputs.append({"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"})
