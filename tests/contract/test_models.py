@@ -31,9 +31,11 @@ KINDS = {
 def make_model(model_option, node_of):
     """Return a function: number of classes, inputs that it is for -> model."""
 
+    facts = {"vocabulary": 2} if model_option == "text_classifier" else {}  # which follows from a data set of texts
+
     def make(num_classes, x):
         with rng.forked(0, "weights"):
-            return config.make(node_of("model", model_option), num_classes=num_classes, input_shape=x.shape[1:])
+            return config.make(node_of("model", model_option), num_classes=num_classes, input_shape=x.shape[1:], **facts)
 
     return make
 
