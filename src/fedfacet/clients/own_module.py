@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 _SPLIT = re.compile(r"^(train(ing)?|val(id(ation)?)?|test)[/_.-]")
 _FEW = 10  # samples, of which some metrics cannot be computed
 _TOO_MANY = "too many values to unpack (expected 2"
+_OF_A_PAIR = ("unpack", "tuple")  # in what a step says that takes (x, y, a), where it gets (x, y)
 
 
 class Mean(NamedTuple):
@@ -60,12 +61,14 @@ class LoggedValues:
     Attributes:
         train_names: what ``training_step`` logs, without the split; known once it was tried.
         forms: step -> how many values of a batch it unpacks, 2 or 3; known once it was called.
+        logits: value of ``Logits``, what ``forward`` returns; known once it was tried.
     """
 
     def __init__(self, module: L.LightningModule) -> None:
         self._module = module
         self.train_names: tuple[str, ...] = ()
         self.forms: dict[str, int] = {}
+        self.logits = "per class"
         self._values: dict[str, list[tuple[Any, int]]] | None = None
         self._metrics: dict[str, Metric] = {}
         self._num_samples = 0
@@ -214,8 +217,10 @@ class OwnModule:
                 raise
             try:
                 output = step(tuple(batch[:2]), *numbers)
-            except Exception:
-                raise error from None
+            except Exception as other:
+                if any(word in str(other) for word in _OF_A_PAIR):
+                    raise error from None
+                raise other from None
             self.logged.forms[name] = 2
             return output
         self.logged.forms[name] = 3
