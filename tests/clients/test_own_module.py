@@ -225,6 +225,14 @@ class Largest(Plain):
         return super().training_step(batch, batch_idx)
 
 
+class Attached(Plain):
+    """It unpacks two values, and fails at something else afterwards."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return cross_entropy(self.layer(x), y) / self.trainer.max_epochs
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -234,6 +242,7 @@ class Largest(Plain):
         (WithoutForward, "Expected WithoutForward to return a logit per class from `forward`, or to log"),
         (Failing, "Expected Failing.validation_step to measure a batch .* which is x, y, a, but it fails"),
         (Vector, "`self.log` to be given one number for 'all', but it got a tensor of shape"),
+        (Attached, r"Attached is not attached to a `Trainer`"),
         (Largest, "`self.log` to take means, .* 'largest' has reduce_fx='max'"),
     ],
 )
@@ -260,6 +269,15 @@ def test_one_logit_is_measured_as_two_classes():
     assert result.metrics["test/acc"] == pytest.approx(((z > 0) == (batch.y == 1)).float().mean().item())
     assert result.metrics["test/loss"] == pytest.approx(binary_cross_entropy_with_logits(z, batch.y.float()).item(), rel=1e-5)
     assert "test/acc_worst_group" in result.metrics
+
+
+def test_one_logit_is_measured_the_same_by_worker_processes():
+    module = Binary()
+    _, result = trained(module)
+    _, other = trained(Binary(), engine=WorkersEngine(workers=1))
+    assert other.metrics == result.metrics
+    module.load_state_dict(Binary().state_dict())
+    assert trained(module)[1].metrics == result.metrics  # where an earlier federation has had the module
 
 
 class Regression(Plain):

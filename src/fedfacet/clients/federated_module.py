@@ -72,7 +72,7 @@ class FederatedModule:
         self.data_hooks = objective if isinstance(objective, DataHooks) else None
         self.own = None if is_builtin(objective) else OwnModule(objective)
         self.is_hooked = any(part is not None for part in (self.hooks, self.data_hooks, self.own))
-        self.logits = Logits.PER_CLASS
+        self.logits = Logits.PER_CLASS if self.own is None else Logits(self.own.logged.logits)
         self.predict_hooks = objective if isinstance(objective, PredictHooks) else None
         self.autocast = precision == "bf16-mixed"
         self._training: bool | None = None

@@ -122,7 +122,9 @@ def check_network(clients: Clients, buffers: str) -> None:
     if clients.program.own is not None and not classifies:
         for program in clients.programs:
             with _unchanged(clients, program):
+                program.logits = Logits.PER_CLASS  # of another federation it may be another
                 program.logits = _logits_of(clients, program, batch)
+                clients.program.own.logged.logits = program.logits.value  # goes with the module to other processes
     hooked = clients.program.hooks is not None or clients.program.data_hooks is not None
     if clients.privacy is None and (classifies or not hooked):
         trial.take(buffers, batch if classifies else None)
