@@ -8,7 +8,7 @@ import torchmetrics
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
-from torch.optim.lr_scheduler import ConstantLR, LambdaLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ConstantLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from fedfacet import IIDPartitioner, LocalTraining, dataset_from_arrays, deal, federate, load_run
 from fedfacet.clients.queries.counts import NumSamples
@@ -233,9 +233,16 @@ class Attached(Plain):
         return cross_entropy(self.layer(x), y) / self.trainer.max_epochs
 
 
+class OneCycle(Plain):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [OneCycleLR(optimizer, max_lr=0.1, total_steps=self.trainer.estimated_stepping_batches)]
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (OneCycle, "Expected OneCycle.configure_optimizers .* is not attached to a `Trainer`.*since a client has no Trainer"),
         (Plateau, "to return a scheduler that counts steps or epochs, but got ReduceLROnPlateau"),
         (NoOptimizer, "to return one optimizer, but got NoneType"),
         (lambda: Steps(interval="batch"), "interval='batch'"),
@@ -346,6 +353,31 @@ def test_what_is_computed_at_the_end_of_an_epoch_is_of_all_samples():
         z = batch.x @ model["layer.weight"].T + model["layer.bias"]
         known = torchmetrics.functional.classification.multilabel_f1_score(z, batch.y.int(), 3)
         assert result.metrics[f"{split}/f1"] == pytest.approx(known.item(), rel=1e-5)
+
+
+class Best(Plain):
+    """It keeps its best accuracy, and all losses, of all that it measures."""
+
+    def __init__(self):
+        super().__init__()
+        self.best, self.losses = 0.0, []
+
+    def validation_step(self, batch, batch_idx):
+        z = self.layer(batch[0])
+        self.losses.append(cross_entropy(z, batch[1]))
+        self.best = max(self.best, float((z.argmax(dim=1) == batch[1]).float().mean()))
+
+    def on_validation_epoch_end(self):
+        self.log("val_best", self.best)
+        self.log("val_losses", float(len(self.losses)))
+
+
+def test_no_measurement_learns_of_another(caplog):
+    _, result = trained(Best(), rounds=3)
+    for split in ("val", "test"):
+        assert result.metrics[f"{split}/best"] == pytest.approx(result.metrics[f"{split}/acc"])
+        assert result.metrics[f"{split}/losses"] == 1
+    assert [text for text in caplog.messages if "changes 'best', 'losses', and FedFacet puts it back" in text]
 
 
 class Both(Plain):

@@ -47,10 +47,11 @@ class PlainAttributes:
         return values
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Put values back that have changed, and take out what has come since."""
+        """Put copies of values in the place of those that have changed since."""
+        memo: dict[int, Any] = {id(one): one for one in self._kept}
         for name, (table, key) in self._places().items():
             if name in values and not same(values[name], table[key]):
-                table[key] = values[name]
+                table[key] = copy.deepcopy(values[name], memo)
 
     def _places(self) -> dict[str, Place]:
         return {

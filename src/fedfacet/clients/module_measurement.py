@@ -1,5 +1,6 @@
 """What a LightningModule of the user's own measures of itself, by its ``validation_step`` and ``test_step``."""
 
+import logging
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -7,15 +8,52 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet import rng
+from fedfacet.clients.carried_state import PlainAttributes, same
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.federated_module import Logits
 from fedfacet.clients.own_module import Mean, OwnModule
-from fedfacet.clients.trainer import Clients
+from fedfacet.clients.trainer import Clients, ClientTrainer
 from fedfacet.derived import derive
-from fedfacet.errors import ConfigError
+from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.metrics.direction import lower_is_better
 from fedfacet.metrics.group_counts import group_key
 from fedfacet.types import Batch, State
+
+log = logging.getLogger(__name__)
+
+
+def try_measuring(program: ClientTrainer, own: OwnModule, batch: Batch) -> None:
+    """Have a module measure itself on a batch, and take note of the names, and of the attributes that change.
+
+    Raises:
+        ConfigError: naming the step that fails.
+    """
+    attributes = PlainAttributes(own.module)
+    for split, kind in own.measuring_steps.items():
+        before = attributes.now()
+        with program.evaluating():
+            try:
+                own.measured[split] = tuple(own.epoch(kind, [batch]))
+            except (FedFacetError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                fault = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                raise ConfigError(
+                    f"Expected {type(own.module).__name__}.{kind}_step to measure a batch of {len(batch.x)} samples, which is "
+                    f"x, y, a, but it fails at them ({fault}): fix it."
+                ) from error
+        after = attributes.now()
+        changed = {name: value for name, value in before.items() if name in after and not same(value, after[name])}
+        attributes.restore(before)
+        if new := sorted(changed.keys() - own.carried.keys()):
+            log.warning(
+                "Measuring %s by its %s_step changes %s, and FedFacet puts it back each time, so that no split learns of "
+                "another.",
+                type(own.module).__name__,
+                kind,
+                ", ".join(map(repr, new)),
+            )
+        own.carried |= changed
 
 
 def measure_module(clients: Clients, model: State, split: str, indices: NDArray[np.int64]) -> dict[str, float]:
@@ -67,6 +105,8 @@ def _epoch(
     if not len(indices):
         return {name: Mean(float("nan"), 0) for name in names}
     means = own.epoch(kind, _batches(clients, indices))
+    if own.carried:
+        PlainAttributes(own.module).restore(own.carried)
     if odd := sorted(means.keys() ^ set(names)):
         raise ConfigError(
             f"Expected {type(own.module).__name__}.{kind}_step to log the same names on every batch, but {odd[0]!r} is "

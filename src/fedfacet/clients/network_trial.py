@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from fedfacet import rng, state
 from fedfacet.clients.carried_state import PlainAttributes, accumulated, same
 from fedfacet.clients.federated_module import Logits
+from fedfacet.clients.module_measurement import try_measuring
 from fedfacet.clients.own_module import OwnModule, SkippedStepError, short_name
 from fedfacet.clients.trainer import Clients, ClientTrainer
 from fedfacet.errors import ConfigError, FedFacetError
@@ -130,7 +131,7 @@ def check_network(clients: Clients, buffers: str) -> None:
         trial.take(buffers, batch if classifies else None)
     if clients.program.own is not None:
         with _unchanged(clients, clients.program):
-            _measure(clients.program, clients.program.own, batch)
+            try_measuring(clients.program, clients.program.own, batch)
 
 
 @contextlib.contextmanager
@@ -182,25 +183,6 @@ def _logits_of(clients: Clients, program: ClientTrainer, batch: Batch) -> Logits
     if shape == (size, classes):
         return Logits.PER_CLASS
     return Logits.ONE if shape in ((size,), (size, 1)) and classes == 2 else Logits.NONE
-
-
-def _measure(program: ClientTrainer, own: OwnModule, batch: Batch) -> None:
-    """Have a module measure itself on a batch, and take note of the names.
-
-    Raises:
-        ConfigError: naming the step that fails.
-    """
-    for split, kind in own.measuring_steps.items():
-        with program.evaluating():
-            try:
-                own.measured[split] = tuple(own.epoch(kind, [batch]))
-            except (FedFacetError, torch.OutOfMemoryError):
-                raise
-            except Exception as error:
-                raise ConfigError(
-                    f"Expected {type(own.module).__name__}.{kind}_step to measure a batch of {len(batch.x)} samples, which is "
-                    f"x, y, a, but it fails at them ({_fault_of(error)}): fix it."
-                ) from error
 
 
 def _fault_of(error: Exception) -> str:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
+from fedfacet.errors import ConfigError, FedFacetError
 from fedfacet.types import Batch
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,7 @@ class OwnModule:
         module: the module.
         logged: what it gives to ``self.log``.
         measured: split -> what the step that measures it logs, without the split; known once it was tried.
+        carried: attributes that measuring changes, as they were before; known once it was tried.
     """
 
     def __init__(self, module: L.LightningModule) -> None:
@@ -179,6 +181,7 @@ class OwnModule:
         self.logged = known if isinstance(known, LoggedValues) else LoggedValues(module)
         vars(module)["log"] = self.logged
         self.measured: dict[str, tuple[str, ...]] = {}
+        self.carried: dict[str, Any] = {}
         self._numbered: dict[str, bool] = {}
         self._left_out: set[str] = set()
         self.schedules: list[Schedule] = []
@@ -315,12 +318,20 @@ def configured(module: L.LightningModule) -> tuple[Optimizer, list[Schedule]]:
     """Return a module's only optimizer and its schedulers, in whichever form ``configure_optimizers`` returns them.
 
     Raises:
-        ValueError: if there is no optimizer or several, or a scheduler that a client's round cannot step.
+        ConfigError: if it fails, if there is no optimizer or several, or a scheduler that a client's round cannot step.
     """
-    made: Any = module.configure_optimizers()
+    name = f"{type(module).__name__}.configure_optimizers"
+    try:
+        made: Any = module.configure_optimizers()
+    except (FedFacetError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"Expected {name} to return an optimizer, but it fails ({type(error).__name__}: {error}): fix it, and give numbers "
+            "of steps or epochs to the module, since a client has no Trainer."
+        ) from error
     if isinstance(made, Optimizer):
         return made, []
-    name = f"{type(module).__name__}.configure_optimizers"
     optimizers, schedules = _taken_apart(made)
     if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
         came = type(made).__name__ if len(optimizers) < 2 else f"{len(optimizers)} of them"
