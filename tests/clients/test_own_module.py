@@ -239,10 +239,28 @@ class OneCycle(Plain):
         return [optimizer], [OneCycleLR(optimizer, max_lr=0.1, total_steps=self.trainer.estimated_stepping_batches)]
 
 
+class Short(Plain):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = OneCycleLR(optimizer, max_lr=0.1, total_steps=1)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Counting(Plain):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * min(1.0, self.current_epoch / 5 + 0.1)
+
+
+def test_what_only_a_trainer_counts_is_warned_of(caplog):
+    federate(data_of(), Counting())
+    assert [text for text in caplog.messages if "Counting.training_step reads `self.current_epoch`, which stays 0" in text]
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (OneCycle, "Expected OneCycle.configure_optimizers .* is not attached to a `Trainer`.*since a client has no Trainer"),
+        (Short, r"a OneCycleLR that lasts for a client's round of \d+ steps, but it has 1: give it total_steps="),
+        (OneCycle, "Expected OneCycle.configure_optimizers .* is not attached to a `Trainer`.*A client has no Trainer"),
         (Plateau, "to return a scheduler that counts steps or epochs, but got ReduceLROnPlateau"),
         (NoOptimizer, "to return one optimizer, but got NoneType"),
         (lambda: Steps(interval="batch"), "interval='batch'"),

@@ -47,7 +47,7 @@ class PlainAttributes:
         return values
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Put copies of values in the place of those that have changed since."""
+        """Put copies of the values back that have changed since."""
         memo: dict[int, Any] = {id(one): one for one in self._kept}
         for name, (table, key) in self._places().items():
             if name in values and not same(values[name], table[key]):

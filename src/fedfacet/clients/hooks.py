@@ -1,8 +1,9 @@
 """What an objective may offer to a client besides being a LightningModule; one without any of it trains all the same."""
 
+import inspect
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 import lightning as L
@@ -86,6 +87,24 @@ def check_objective(objective: L.LightningModule) -> None:
             name,
             ", ".join(own),
         )
+    for method, counter in _counters_read(type(objective)):
+        log.warning(
+            "%s.%s reads `self.%s`, which stays 0 while a client trains: leave it out, or count in a scheduler of "
+            "`configure_optimizers` or of the federation.",
+            name,
+            method,
+            counter,
+        )
+
+
+def _counters_read(kind: type) -> Iterator[tuple[str, str]]:
+    """Yield the methods of the user's own that a client calls and that read what a Trainer counts, and what they read."""
+    for method in dir(kind):
+        function = inspect.unwrap(getattr(kind, method))
+        code = getattr(function, "__code__", None)
+        if code is None or method in _UNCALLED.split() or function.__module__.startswith(("lightning.", "fedfacet.", "torch.")):
+            continue
+        yield from ((method, counter) for counter in ("current_epoch", "global_step") if counter in code.co_names)
 
 
 _FIRST_WEIGHTS: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()

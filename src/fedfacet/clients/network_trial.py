@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import OneCycleLR
 
 from fedfacet import rng, state
 from fedfacet.clients.carried_state import PlainAttributes, accumulated, same
@@ -130,6 +131,7 @@ def check_network(clients: Clients, buffers: str) -> None:
     if clients.privacy is None and (classifies or not hooked):
         trial.take(buffers, batch if classifies else None)
     if clients.program.own is not None:
+        _check_schedules(clients, clients.program.own)
         with _unchanged(clients, clients.program):
             try_measuring(clients.program, clients.program.own, batch)
 
@@ -183,6 +185,21 @@ def _logits_of(clients: Clients, program: ClientTrainer, batch: Batch) -> Logits
     if shape == (size, classes):
         return Logits.PER_CLASS
     return Logits.ONE if shape in ((size,), (size, 1)) and classes == 2 else Logits.NONE
+
+
+def _check_schedules(clients: Clients, own: OwnModule) -> None:
+    """Refuse a scheduler that ends before a client does."""
+    local, name = clients.local, type(own.module).__name__
+    lengths = {-(-len(indices) // local.batch_size) for indices in clients.partition.indices if len(indices)}
+    of_all = {"step": local.amount * (1 if local.unit == "steps" else max(lengths))}
+    of_all["epoch"] = local.amount // (min(lengths) if local.unit == "steps" else 1)
+    for scheduler, interval, frequency in own.schedules:
+        needed = of_all[interval] // frequency
+        if isinstance(scheduler, OneCycleLR) and needed > scheduler.total_steps:
+            raise ConfigError(
+                f"Expected {name}.configure_optimizers to return a OneCycleLR that lasts for a client's round of {needed} "
+                f"steps, but it has {scheduler.total_steps}: give it total_steps={needed}."
+            )
 
 
 def _fault_of(error: Exception) -> str:

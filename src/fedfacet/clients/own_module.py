@@ -327,8 +327,8 @@ def configured(module: L.LightningModule) -> tuple[Optimizer, list[Schedule]]:
         raise
     except Exception as error:
         raise ConfigError(
-            f"Expected {name} to return an optimizer, but it fails ({type(error).__name__}: {error}): fix it, and give numbers "
-            "of steps or epochs to the module, since a client has no Trainer."
+            f"Expected {name} to return an optimizer, but it fails ({type(error).__name__}: {error}): fix it. A client has no "
+            "Trainer, so numbers of steps are the module's own."
         ) from error
     if isinstance(made, Optimizer):
         return made, []
