@@ -326,8 +326,9 @@ def configured(module: L.LightningModule) -> tuple[Optimizer, list[Schedule]]:
     except (FedFacetError, torch.OutOfMemoryError):
         raise
     except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"Expected {name} to return an optimizer, but it fails ({type(error).__name__}: {error}): fix it. A client has no "
+            f"Expected {name} to return an optimizer, but it fails ({fault}): fix it. A client has no "
             "Trainer, so numbers of steps are the module's own."
         ) from error
     if isinstance(made, Optimizer):
