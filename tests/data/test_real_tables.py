@@ -302,3 +302,17 @@ def test_a_frame_is_read_as_its_file_is(tmp_path):
         dataset_from_frame(frame, "diagnosis", **settings)
     with pytest.raises(ConfigError, match=r"`dataset\.drop` to name columns of the frame, but got 'who'"):
         dataset_from_frame(frame, "diagnosis", drop=["who"])
+    with pytest.raises(ConfigError, match=r"`dataset\.drop` to be a list of columns, but got 'id': write \[id\]"):
+        dataset_from_frame(frame, "diagnosis", drop="id")
+    with pytest.raises(DatasetCorruptError, match="the frame to hold samples, but it has no rows"):
+        dataset_from_frame(frame.iloc[:0], "diagnosis")
+    with pytest.raises(TypeError, match="a DataFrame of pandas, but got dict"):
+        dataset_from_frame({"diagnosis": ["a", "b"]}, "diagnosis")
+
+
+def test_durations_in_a_frame_are_days():
+    pandas = pytest.importorskip("pandas", reason="comes with the extra `hf`")
+    days = pandas.Series(range(40))
+    frame = pandas.DataFrame({"stay": pandas.to_timedelta(days, unit="D"), "died": ["no", "yes"] * 20})
+    as_numbers = dataset_from_frame(frame.assign(stay=days), "died")
+    assert torch.equal(inputs(dataset_from_frame(frame, "died")), inputs(as_numbers))

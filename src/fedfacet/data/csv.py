@@ -171,6 +171,8 @@ class Csv(LabelledData):
                 f"Expected {source} to name every column, each once, but got {', '.join(names)[:200]}: rename them."
             )
         for setting in ("columns", "numbers", "words", "bins", "drop"):
+            if isinstance(name := getattr(self, setting), str):
+                raise ConfigError(f"Expected `dataset.{setting}` to be a list of columns, but got {name!r}: write [{name}].")
             if unknown := [name for name in getattr(self, setting) if name not in names]:
                 raise ConfigError(
                     f"Expected `dataset.{setting}` to name columns of {source}, but got {unknown[0]!r}: choose among "

@@ -6,12 +6,14 @@ from typing import Any
 from fedfacet.data.csv import Csv
 from fedfacet.data.dataset import Dataset
 from fedfacet.data.tables import Table
+from fedfacet.errors import DatasetCorruptError
 
 
 def dataset_from_frame(frame: Any, target: str, **settings: Any) -> Dataset:
     """Return a data set of a ``pandas.DataFrame``, by the rules of ``dataset=csv``; names of columns and categories stay.
 
-    Dates are days, columns of categories are words, and the categories of a class or an attribute keep their order.
+    Dates and durations are days, and columns of categories are words. The categories of a class or an attribute keep their
+    order.
 
     Args:
         frame: a row per sample.
@@ -29,14 +31,20 @@ def dataset_from_frame(frame: Any, target: str, **settings: Any) -> Dataset:
         >>> dataset.class_names, dataset.inputs_read
         (('yes', 'no'), 'age numbers')
     """
+    if not hasattr(frame, "iloc"):
+        raise TypeError(f"Expected a DataFrame of pandas, but got {type(frame).__name__}: give `pandas.DataFrame(...)`.")
     names = [str(name) for name in frame.columns]
     source = Csv(root=".", target=target, **settings)
     source.check_names(names, where := Path("the frame"))
+    if not len(frame):
+        raise DatasetCorruptError("Expected the frame to hold samples, but it has no rows: correct it.")
     columns, known = {}, {}
     for position, name in enumerate(names):
         if name in source.drop:
             continue
         series = frame.iloc[:, position]
+        if series.dtype.kind == "m":  # durations, in days as dates are
+            series = series.dt.total_seconds() / 86400
         lacking = series.isna().tolist()
         columns[name] = ["" if no else _entry(value) for no, value in zip(lacking, series.tolist(), strict=True)]
         if str(series.dtype) == "category":
