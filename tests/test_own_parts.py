@@ -475,6 +475,19 @@ def test_what_is_no_mechanism_is_refused(data, mechanisms, said):
         federate(data, network(), mechanisms=mechanisms)
 
 
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"model": torch.nn.Linear}, "`model` to be a Module, but got the class Linear"),
+        ({"local": {"amount": 2}}, "`local` to be a LocalTraining, but got {'amount': 2}"),
+        ({"scheduler": torch.optim.lr_scheduler.StepLR}, "`scheduler` to be a Scheduler, but got the class StepLR"),
+    ],
+)
+def test_what_is_no_part_is_refused(data, part, said):
+    with pytest.raises(TypeError, match=said):
+        federate(data, **{"model": network()} | part)
+
+
 class Forgetful(Mechanism):
     """A mechanism whose author forgot to return the update."""
 

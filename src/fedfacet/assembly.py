@@ -19,7 +19,7 @@ from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.capacities import Capacity
 from fedfacet.client_setup import clock_of, device_of, parts_of, smaller_models, usual_memory_format
-from fedfacet.clients.hooks import check_objective, warn_of_reuse
+from fedfacet.clients.hooks import check_objective, warn_of_optimizer, warn_of_reuse
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.network_trial import check_network, check_weights
 from fedfacet.clients.trainer import Clients
@@ -135,9 +135,12 @@ def federate(  # noqa: PLR0913  # a keyword for each part of a federation, all b
     """
     listed = mechanisms if isinstance(mechanisms, Sequence) else ()
     for name, part, kind in (
+        ("model", model, nn.Module),
+        ("local", local, LocalTraining),
         ("engine", engine, Engine),
         ("selector", selector, ClientSelector),
         ("aggregator", aggregator, Aggregator),
+        ("scheduler", scheduler, Scheduler),
         ("mechanisms", mechanisms, Sequence),
         *((f"mechanisms[{number}]", one, Mechanism) for number, one in enumerate(listed)),
     ):
@@ -155,6 +158,8 @@ def federate(  # noqa: PLR0913  # a keyword for each part of a federation, all b
     check_weights(model)
     warn_of_reuse(model)
     engine = engine if engine is not None else SequentialEngine()
+    if optimizer is not None and isinstance(model, L.LightningModule):
+        warn_of_optimizer(model)
     optimizer = optimizer if optimizer is not None else partial(torch.optim.SGD, lr=0.01)
     device = device_of(engine.device)
     memory_format = getattr(torch, usual_memory_format(device))

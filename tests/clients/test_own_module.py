@@ -256,6 +256,11 @@ def test_what_only_a_trainer_counts_is_warned_of(caplog):
     assert [text for text in caplog.messages if "Counting.training_step reads `self.current_epoch`, which stays 0" in text]
 
 
+def test_an_optimizer_beside_that_of_the_module_is_warned_of(caplog):
+    federate(data_of(), Plain(), optimizer=torch.optim.Adam)
+    assert [text for text in caplog.messages if "Plain trains with the optimizer of its configure_optimizers" in text]
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

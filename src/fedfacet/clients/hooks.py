@@ -10,6 +10,7 @@ import lightning as L
 from torch import nn
 
 from fedfacet import state
+from fedfacet.builtin import is_builtin
 from fedfacet.clients.own_module import takes_number
 from fedfacet.types import Batch, ClientEnd, ClientStart, State
 
@@ -117,6 +118,16 @@ def warn_of_reuse(module: nn.Module) -> None:
         log.warning(
             "An earlier federation has had this %s, whose weights have changed since, and the new one begins with them: make a "
             "new one to begin anew.",
+            type(module).__name__,
+        )
+
+
+def warn_of_optimizer(module: L.LightningModule) -> None:
+    """Warn of an ``optimizer`` beside a module of the user's own, which has another."""
+    if not is_builtin(module):
+        log.warning(
+            "%s trains with the optimizer of its configure_optimizers: `optimizer` is for queries that train something, and "
+            "changes nothing else.",
             type(module).__name__,
         )
 
