@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from fedfacet.builtin import of_library
 from fedfacet.clients.notes import OF_MODULES
@@ -28,7 +28,8 @@ class PlainAttributes:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        metrics = {part for metric in module.modules() if isinstance(metric, Metric) for part in metric.modules()}
+        kinds = (Metric, MetricCollection)
+        metrics = {part for metric in module.modules() if isinstance(metric, kinds) for part in metric.modules()}
         self._parts = {prefix: part for prefix, part in module.named_modules() if not (of_library(part) or part in metrics)}
         self._kept = [*module.modules(), *module.parameters(), *module.buffers()]
         self.are_seen = bool(self._parts) or any(
