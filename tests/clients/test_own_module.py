@@ -310,6 +310,25 @@ def test_one_logit_is_measured_the_same_by_worker_processes():
     assert trained(module)[1].metrics == result.metrics  # where an earlier federation has had the module
 
 
+class SecondOfTwo(Binary):
+    """The same function as ``Binary``, as a logit per class."""
+
+    def forward(self, x):
+        return nn.functional.pad(self.layer(x), (1, 0))
+
+
+def test_queries_take_one_logit_as_two_classes():
+    answers = []
+    for module in (Binary(), SecondOfTwo()):
+        selector = PowDSelector(num_candidates=3, local_loss=LocalLoss(), num_samples=NumSamples())
+        federation, result = trained(module, selector=selector)
+        answers.append((result.cohort, federation.state.model, result.metrics["comm/query_samples"]))
+        assert not module._forward_hooks
+    assert answers[0][0] == answers[1][0]
+    assert answers[0][2] == answers[1][2] > 0
+    assert same(answers[0][1], answers[1][1])
+
+
 class Regression(Plain):
     """It measures itself, by a mean and by a metric that is no mean."""
 
@@ -384,10 +403,12 @@ class Best(Plain):
     def __init__(self):
         super().__init__()
         self.best, self.losses = 0.0, []
+        self.several = torchmetrics.MetricCollection([torchmetrics.MeanAbsoluteError(), torchmetrics.MeanSquaredError()])
 
     def validation_step(self, batch, batch_idx):
         z = self.layer(batch[0])
         self.losses.append(cross_entropy(z, batch[1]))
+        self.several.update(z[:, 1], batch[1].float())
         self.best = max(self.best, float((z.argmax(dim=1) == batch[1]).float().mean()))
 
     def on_validation_epoch_end(self):
@@ -400,6 +421,7 @@ def test_no_measurement_learns_of_another(caplog):
     for split in ("val", "test"):
         assert result.metrics[f"{split}/best"] == pytest.approx(result.metrics[f"{split}/acc"])
         assert result.metrics[f"{split}/losses"] == 1
+    assert "_groups" not in caplog.text
     assert [text for text in caplog.messages if "changes 'best', 'losses', and FedFacet puts it back" in text]
 
 

@@ -73,6 +73,7 @@ class FederatedModule:
         self.own = None if is_builtin(objective) else OwnModule(objective)
         self.is_hooked = any(part is not None for part in (self.hooks, self.data_hooks, self.own))
         self.logits = Logits.PER_CLASS if self.own is None else Logits(self.own.logged.logits)
+        self._both = False
         self.predict_hooks = objective if isinstance(objective, PredictHooks) else None
         self.autocast = precision == "bf16-mixed"
         self._training: bool | None = None
@@ -166,6 +167,24 @@ class FederatedModule:
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast):
             z: Tensor = self.module(x) if self.predict_hooks is None else self.objective(x)
         return z if self.logits is not Logits.ONE else functional.pad(z.reshape(-1, 1), (1, 0))
+
+    @contextlib.contextmanager
+    def answering(self, both: bool = True) -> Iterator[None]:
+        """Have a module of one logit return a logit per class while a query uses it, and not while it trains itself."""
+        handle = None
+
+        def with_first(_: nn.Module, __: object, z: Tensor) -> Tensor:  # no method: queries copy the module and its hooks
+            return functional.pad(z.reshape(-1, 1), (1, 0)) if self._both else z
+
+        if self.logits is Logits.ONE and both:
+            handle = self.module.register_forward_hook(with_first)
+        before, self._both = self._both, both
+        try:
+            yield
+        finally:
+            self._both = before
+            if handle is not None:
+                handle.remove()
 
     def expose(self) -> nn.Module:
         """Return the module for any use; its mode is set anew before the next training."""

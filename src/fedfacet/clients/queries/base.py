@@ -90,7 +90,8 @@ def answer_query(clients: Clients, query: types.Query, task: ClientTask) -> Answ
         held_out=clients.held_out_by(task.client_id),
     )
     try:
-        answer = query.answer(context)
+        with program.answering():
+            answer = query.answer(context)
         if not is_builtin(query):
             program.restore_trainable()
             if not isinstance(answer, Answer):
@@ -105,7 +106,8 @@ def answer_query(clients: Clients, query: types.Query, task: ClientTask) -> Answ
 def _train_until(clients: Clients, task: ClientTask, num_steps: int) -> HalfTrained:
     """Take the first steps of a client's training, and keep what they lead to in case the client is selected."""
     planned, program = clients.num_steps(task), clients.program_of(task.broadcast.model)
-    half = clients.train_part(task, None, min(num_steps, planned))
+    with program.answering(both=False):
+        half = clients.train_part(task, None, min(num_steps, planned))
     assert isinstance(half, HalfTrained)  # it was stopped
     program.expose()  # for whatever the query does next
     if num_steps < planned and program.divisible:
