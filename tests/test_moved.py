@@ -11,7 +11,7 @@ import fedfacet
 from fedfacet.analysis.runs import differing_keys
 from fedfacet.analysis.runs import load_run as reported
 from fedfacet.config import cell_digest, compose_job, plain
-from fedfacet.config.checks import KINDS
+from fedfacet.config.kinds import KINDS
 from fedfacet.config.trust import check_resumed, check_saved_overrides, check_trusted
 from fedfacet.deploy.agreement import agreed, settings_digest
 from fedfacet.errors import CheckpointError

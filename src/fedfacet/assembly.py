@@ -17,8 +17,9 @@ from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.base import Callback, check_callbacks
 from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.callbacks.mechanism import Callbacks
+from fedfacet.callbacks.module_metrics import with_own_metrics
 from fedfacet.capacities import Capacity
-from fedfacet.client_setup import clock_of, device_of, parts_of, smaller_models, usual_memory_format
+from fedfacet.client_setup import clock_of, device_of, logged_values, parts_of, smaller_models, usual_memory_format
 from fedfacet.clients.hooks import check_objective, warn_of_optimizer, warn_of_reuse
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.network_trial import check_network, check_weights
@@ -28,6 +29,7 @@ from fedfacet.compatibility import (
     check_disclosed,
     check_full_batch,
     check_judged,
+    check_needs_logits,
     check_pairs,
     check_takes_parts,
     check_transforms,
@@ -45,7 +47,6 @@ from fedfacet.mechanisms import mechanisms_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.updates import UpdateCheck
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
-from fedfacet.own_modules import check_needs_logits, logged_values, with_own_metrics
 from fedfacet.participation import Participation
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP

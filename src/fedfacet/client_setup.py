@@ -1,5 +1,6 @@
-"""What clients run on: simulated devices with a clock, parts of the model, and a device of torch."""
+"""What clients run on: simulated devices with a clock, parts of the model, a device of torch, and what they log."""
 
+import logging
 import math
 import os
 from dataclasses import replace
@@ -17,9 +18,15 @@ from fedfacet.derived import other_names
 from fedfacet.devices.base import Devices
 from fedfacet.devices.schedule import Work
 from fedfacet.errors import ConfigError
+from fedfacet.mechanisms.logged_values import LoggedValues
 from fedfacet.submodels.base import Submodel
 from fedfacet.submodels.parts import Parts
 from fedfacet.types import ChannelPlan, Partition
+
+log = logging.getLogger(__name__)
+
+_OF_THE_ROUND = frozenset({"loss", "num_steps"})
+"""What a round measures of training itself, so that a module's own is marked."""
 
 
 def clock_of(devices: Devices, clients: Clients, aggregator: Aggregator, cohort_size: int) -> Clock:
@@ -114,3 +121,23 @@ def be_deterministic(device: torch.device, deterministic: bool = True) -> None:
         torch.use_deterministic_algorithms(deterministic)
         # Or every new tensor costs a kernel more; nothing here reads what nobody wrote.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def logged_values(clients: Clients, *, is_private: bool) -> list[LoggedValues]:
+    """Return the mechanism that keeps what clients log while they train, if they log anything.
+
+    Args:
+        clients: whose module was tried.
+        is_private: whether clients may send nothing but noisy or allowed values, so that what they log is left out.
+    """
+    own = clients.program.own
+    if own is None or not own.logged.train_names:
+        return []
+    if is_private:
+        log.warning(
+            "What %s.training_step gives to self.log is left out, as privacy or disclosure does not cover it.",
+            type(clients.objective).__name__,
+        )
+        return []
+    names = own.logged.train_names
+    return [LoggedValues({f"train/{'module_' if name in _OF_THE_ROUND else ''}{name}": name for name in names})]

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedfacet.aggregators.base import Aggregator
 from fedfacet.callbacks.base import Callback
+from fedfacet.clients.federated_module import Logits
 from fedfacet.clients.prediction import network_with_head
 from fedfacet.clients.trainer import Clients
 from fedfacet.devices.base import Devices
@@ -149,6 +150,39 @@ def check_judged(clients: Clients, parts: Mapping[str, Any], server_data: Server
         ):
             if refused:
                 raise ConfigError(f"Expected samples on which the server can judge models for {name}, but {what}, or {other}.")
+
+
+def check_needs_logits(
+    clients: Clients,
+    parts: Mapping[str, Any],
+    callbacks: Mapping[str, Callback],
+    asked: Iterable[tuple[Query, str]],
+) -> None:
+    """Refuse parts that look at predicted classes where the module predicts none, and a module that nothing can measure.
+
+    Args:
+        clients: whose module was tried.
+        parts: ``"aggregator=fedavg"`` and so on -> part, of those that may judge models.
+        callbacks: name -> callback.
+        asked: the questions of parts, and who puts each.
+
+    Raises:
+        ConfigError: naming the part.
+    """
+    program, targets = clients.program, clients.dataset.targets
+    if program.logits is not Logits.NONE:
+        return
+    assert program.own is not None
+    module = type(program.objective).__name__
+    lacks = "predicts no classes" if targets is None else "has numbers to predict, not classes"
+    who = [name for query, name in asked if query.needs_model or (targets is not None and "y" in query.reads)]
+    who += [name for name, part in parts.items() if part.judges is not None and part.judges() is not None]
+    who += [f"callbacks.{name}" for name, callback in callbacks.items() if callback.needs_logits]
+    if who:
+        raise ConfigError(
+            f"Expected a module whose `forward` returns a logit per class for {who[0]}, but {module} {lacks}: leave that part "
+            "out, or choose another."
+        )
 
 
 def check_transforms(clients: Clients) -> None:

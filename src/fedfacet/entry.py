@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, TextIO, cast
 
-from fedfacet.errors import ConfigError, EngineError, FedFacetError, first_line
+from fedfacet.errors import ConfigError, EngineError, FedFacetError, fault_of, first_line
 
 _DISK = "free disk space", "free some, or choose another place"
 _MEMORY = "enough memory", "close what else uses it, take fewer workers, smaller batches or a smaller model"
@@ -213,7 +213,7 @@ def at_import(error: BaseException) -> str | None:
     for frame in _frames(error.__traceback__):
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if frame.f_code.co_name == "<module>" and name not in ("fedfacet", "__main__", ""):
-            message = f"{type(error).__name__}: {first_line(error)}"
+            message = fault_of(error)
             return (
                 f"Expected to import {name}, but it fails ({message}): look at the environment variables that it reads, or "
                 "install it again."

@@ -6,6 +6,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def fault_of(error: BaseException) -> str:
+    """Return the class of an error of somebody else's, and the first line of what it says."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 class FedFacetError(Exception):
     """A mistake that the user can fix; the scripts print its sentence and exit with status 2."""
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 from fedfacet.mechanism import Mechanism
 from fedfacet.metrics.direction import main_metric
 from fedfacet.optional import frame_of
 from fedfacet.records import FederationState, RoundResult
+from fedfacet.round import run_round
 from fedfacet.storage.run_files import metrics_of
 
 if TYPE_CHECKING:
@@ -71,9 +73,6 @@ class Folder(Protocol):
     def opened(self, federation: Federation) -> AbstractContextManager[bool]:
         """Have a federation work in the folder while entered; yield whether rounds are left."""
 
-    def refuse_round(self) -> RoundResult:
-        """Refuse a round outside of ``fit``."""
-
 
 class TrackedFederation(Federation):
     """A federation of objects: it has a history, in its run folder or in memory.
@@ -83,14 +82,26 @@ class TrackedFederation(Federation):
     """
 
     run_folder: Folder | None = None
+    _fits = False
 
     def track(self, run_folder: Folder | None) -> None:
         """Keep the history in a run folder, or in memory where there is none; call it before the first round."""
         self.run_folder = run_folder
         if run_folder is None:
             self.put(History())
-        else:
-            self.run_round = run_folder.refuse_round  # type: ignore[method-assign]
+
+    def run_round(self) -> RoundResult:
+        """Run a round; see ``round.run_round``.
+
+        Raises:
+            ConfigError: outside of ``fit`` where there is a folder, whose files would lack all else.
+        """
+        if self.run_folder is not None and not self._fits:
+            raise ConfigError(
+                "Expected `fit` of a federation with a folder, but got `run_round`, which by itself keeps no run: call `fit`, "
+                "or leave `folder` out."
+            )
+        return run_round(self)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -116,8 +127,12 @@ class TrackedFederation(Federation):
             Federation.fit(self)
         else:
             with self.run_folder.opened(self) as is_left:
-                if is_left:
-                    Federation.fit(self)
+                self._fits = is_left
+                try:
+                    if is_left:
+                        Federation.fit(self)
+                finally:
+                    self._fits = False
         kept = {part.name: getattr(self.state, part.name) for part in fields(FederationState)}
         folder = self.run_folder.folder if self.run_folder is not None else None
         return FitResult(**kept, metrics=self.metrics, seed=self.seed, folder=folder)

@@ -1,5 +1,6 @@
 """What a round leaves behind: who sent what, what it cost, what was measured, and the state that is saved."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -103,6 +104,13 @@ class RoundResult:
     def arrived(self) -> tuple[int, ...]:
         """The clients whose update entered the new model, in cohort order."""
         return tuple([receipt.client_id for receipt in self.receipts])
+
+
+def validation_rank(measured: Mapping[str, float], metric: str, sign: int) -> tuple[float, float] | None:
+    """Return worst group and average on validation data, or on what clients hold out, times ``sign``; ``None`` if one lacks."""
+    split = "val" if f"val/{metric}" in measured else "holdout"
+    worst, average = (sign * measured.get(f"{split}/{metric}{end}", math.nan) for end in ("_worst_group", ""))
+    return None if math.isnan(worst) or math.isnan(average) else (worst, average)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, Interru
 from fedfacet.federation import Federation
 from fedfacet.parallel.processes import keep_freed_memory
 from fedfacet.provenance import facts_of, parameters_of, settings_of, settings_of_optimizer
-from fedfacet.records import FederationState, RoundResult
+from fedfacet.records import FederationState
 from fedfacet.shell_words import typed
 from fedfacet.storage import checkpoint
 from fedfacet.storage.atomic_write import atomic_write
@@ -123,7 +123,6 @@ class RunFolder:
                     return
                 if federation.engine.trains_here:
                     keep_freed_memory()
-                del federation.run_round
                 with worked_at(self.folder, federation, self._write, saved):
                     yield True
                 log.info("Finished round %d.", federation.state.round)
@@ -133,15 +132,7 @@ class RunFolder:
                 print(f"{told}; run the script again to resume.", file=sys.stderr)
                 raise
             finally:
-                federation.run_round = self.refuse_round  # type: ignore[method-assign]
                 torch.set_num_threads(threads)
-
-    def refuse_round(self) -> RoundResult:
-        """Refuse a round outside of ``fit``, whose files would lack all else."""
-        raise ConfigError(
-            "Expected `fit` of a federation with a folder, but got `run_round`, which by itself keeps no run: call `fit`, or "
-            "leave `folder` out."
-        )
 
     def _check(self) -> None:
         """Refuse a folder that holds something else."""

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
-from fedfacet import IIDPartitioner, LocalTraining, dataset_from_arrays, deal, federate, load_run
+from fedfacet import IIDPartitioner, LocalTraining, compare, dataset_from_arrays, deal, federate, load_run
 from fedfacet.clients.queries.counts import NumSamples
 from fedfacet.clients.queries.local_loss import LocalLoss
 from fedfacet.commands import report
@@ -524,5 +524,9 @@ def test_a_kept_run_is_judged_by_what_the_module_measures(tmp_path, capsys):
     assert worst == sorted(worst)
     assert summary["best"]["round"] == 1
     assert "test/mse_worst_group" in repr(result)
+    in_memory = federate(data_of(NUMBERS), Worse(), rounds=3).fit()
+    for at in ("best", "last"):
+        compared = compare(in_memory, result, at=at)
+        assert (compared.metric, compared.difference.mean) == ("test/mse_worst_group", 0)
     assert report.main([str(tmp_path / "run")]) == 0
     assert "`test/mse_worst_group`, last" in capsys.readouterr().out

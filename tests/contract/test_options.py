@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from fedfacet import rng
 from fedfacet.config import compose_job, make, plain, targets
-from fedfacet.config.checks import KINDS
+from fedfacet.config.kinds import KINDS
 from fedfacet.config.nodes import BESIDE_ARGUMENTS
 from fedfacet.config.trust import check_trusted
 from fedfacet.errors import ConfigError

@@ -14,7 +14,8 @@ from fedfacet.analysis.study import MOMENTS, finished_of, in_percent, smaller_is
 from fedfacet.arguments import check_choice
 from fedfacet.errors import ConfigError
 from fedfacet.history import FitResult, TrackedFederation
-from fedfacet.metrics.direction import main_metric
+from fedfacet.metrics.direction import lower_is_better, main_metric
+from fedfacet.records import validation_rank
 
 _FEWEST = next(n for n in range(1, 17) if smallest_p(n) < LEVEL)
 """Seeds with which the permutation test can find a difference at all."""
@@ -146,18 +147,18 @@ class _InMemory:
         return self.result.seed
 
     def at(self, moment: str) -> Mapping[str, Any]:
-        rows = [row for row in self.result.metrics if not _lacks(row.get("test/acc", row.get("holdout/acc")))]
-        rows = rows or list(self.result.metrics)[-1:]
+        rows = self.result.metrics
+        metric = main_metric(rows[-1])
         if moment == "best":
-            names = [f"{'val' if 'val/acc' in rows[0] else 'holdout'}/{name}" for name in ("acc_worst_group", "acc")]
-            ranks = [tuple(row.get(name, math.nan) for name in names) for row in rows]
-            known = [number for number, rank in enumerate(ranks) if not any(map(_lacks, rank))]
-            return rows[max(known, key=lambda number: ranks[number])] if known else {}
+            sign = -1 if lower_is_better(metric) else 1
+            ranked = [(rank, row) for row in rows if (rank := validation_rank(row, metric, sign)) is not None]
+            return max(ranked, key=lambda pair: pair[0])[1] if ranked else {}
+        tested = [row for row in rows if not math.isnan(row.get(f"test/{metric}", row.get(f"holdout/{metric}", math.nan)))]
         if moment == "tail":
-            first = len(self.result.metrics) - max(1, math.ceil(len(self.result.metrics) / 10))
-            rows = [row for row in rows if row["round"] > first]
-            return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0] if name != "cohort"}
-        return rows[-1]
+            first = len(rows) - max(1, math.ceil(len(rows) / 10))
+            last = [row for row in tested or rows[-1:] if row["round"] > first]
+            return {name: sum(row[name] for row in last) / len(last) for name in (last or [{}])[0] if name != "cohort"}
+        return (tested or rows)[-1]
 
 
 def _runs(given: Any) -> list[Run | _InMemory]:
@@ -217,7 +218,3 @@ def _partition_of(run: Run | _InMemory) -> tuple[Any, Any]:
         return told.get("partition_digest"), told.get("data_digest")
     held = run.result.state if isinstance(run.result, TrackedFederation) else run.result
     return held.partition_digest, held.data_digest
-
-
-def _lacks(value: Any) -> bool:
-    return value is None or math.isnan(value)

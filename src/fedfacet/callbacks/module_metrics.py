@@ -7,8 +7,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedfacet.callbacks.base import Measurement
+from fedfacet.callbacks.base import Callback, Measurement
+from fedfacet.callbacks.evaluate import Evaluate
 from fedfacet.clients.federated_module import Logits
+from fedfacet.clients.trainer import Clients
+from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
 
 
@@ -45,3 +48,27 @@ class ModuleMetrics(Measurement):
         program = federation.engine.clients.program
         names = program.own.measured.values() if program.own is not None and program.logits is Logits.NONE else ()
         return next((name for logged in names for name in logged), "acc")
+
+
+def with_own_metrics(clients: Clients, callbacks: Mapping[str, Callback]) -> dict[str, Callback]:
+    """Return callbacks with what the module measures of itself, beside ``Evaluate``, or in its place without classes.
+
+    Raises:
+        ConfigError: if nothing could measure the module.
+    """
+    own, predicts = clients.program.own, clients.program.logits is not Logits.NONE
+    wanted = {name: callback for name, callback in callbacks.items() if type(callback) is Evaluate}
+    if own is None or not wanted or (predicts and not own.measured):
+        return dict(callbacks)
+    if not own.measured:
+        raise ConfigError(
+            f"Expected {type(own.module).__name__} to return a logit per class from `forward`, or to log in `validation_step`, "
+            "but it does neither: add one, or give callbacks={}."
+        )
+    name, evaluate = next(iter(wanted.items()))
+    splits = {split: positions for split, positions in evaluate.splits.items() if split in own.measured}
+    names = evaluate.metric_names if predicts else ()
+    taken = frozenset(f"{split}/{metric}" for split in splits for metric in names)
+    added = ModuleMetrics(every_n_rounds=evaluate.every_n_rounds, splits=splits, taken=taken)
+    kept = {key: callback for key, callback in callbacks.items() if predicts or key not in wanted or evaluate.metrics}
+    return {**kept, "module" if predicts else name: added}

@@ -19,7 +19,7 @@ from fedfacet.clients.personal_memory import all_layers
 from fedfacet.errors import CheckpointError
 from fedfacet.federation import Federation
 from fedfacet.metrics.direction import lower_is_better
-from fedfacet.records import RoundResult
+from fedfacet.records import RoundResult, validation_rank
 from fedfacet.storage import best_models
 from fedfacet.storage.atomic_write import atomic_write, json_text, place
 from fedfacet.storage.dealt import MANY
@@ -66,14 +66,14 @@ class Summary(Callback):
         self.export = export
         self.final: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
-        self._metric, self._sign = "acc", 1
+        self._by = ("acc", 1)  # by which rounds are judged, and whether more is better
         self.totals: dict[str, float] = {}  # empty at first, so that a checkpoint may have `spent` or not
 
     def on_fit_start(self, federation: Federation) -> None:
         """Find out by which metric rounds are judged."""
         own = next((one for one in federation.callbacks.values() if isinstance(one, ModuleMetrics)), None)
-        self._metric = own.main_metric(federation) if own is not None else "acc"
-        self._sign = -1 if lower_is_better(self._metric) else 1
+        metric = own.main_metric(federation) if own is not None else "acc"
+        self._by = metric, -1 if lower_is_better(metric) else 1
 
     def on_round_end(self, federation: Federation, result: RoundResult) -> None:
         """Keep the last and the best round."""
@@ -92,14 +92,10 @@ class Summary(Callback):
         # Where every few rounds are tested, the last one that was; where none is, the last one.
         if not math.isnan(measured.get("test/acc", measured.get("holdout/acc", 0.0))) or self.final is None:
             self.final = {"round": result.round, **measured}
-        if (rank := self._rank(measured)) is not None and (self.best is None or rank > (self._rank(self.best) or rank)):
+        rank, best = (validation_rank(one, *self._by) for one in (measured, self.best or {}))
+        if rank is not None and (best is None or rank > best):
             self.best = {"round": result.round, **measured}
             self._keep_model(federation, result.round)  # before any checkpoint that refers to it
-
-    def _rank(self, measured: Mapping[str, float]) -> tuple[float, float] | None:
-        split = "val" if f"val/{self._metric}" in measured else "holdout"
-        worst, average = (self._sign * measured.get(f"{split}/{self._metric}{end}", math.nan) for end in ("_worst_group", ""))
-        return None if math.isnan(worst) or math.isnan(average) else (worst, average)
 
     def _keep_model(self, federation: Federation, number: int) -> None:
         """Write the model of the best round so far; where there are checkpoints, these see to former ones."""

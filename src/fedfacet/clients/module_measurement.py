@@ -14,7 +14,7 @@ from fedfacet.clients.federated_module import Logits
 from fedfacet.clients.own_module import Mean, OwnModule
 from fedfacet.clients.trainer import Clients, ClientTrainer
 from fedfacet.derived import derive
-from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.errors import ConfigError, FedFacetError, fault_of
 from fedfacet.metrics.direction import lower_is_better
 from fedfacet.metrics.group_counts import group_key
 from fedfacet.types import Batch, State
@@ -37,10 +37,9 @@ def try_measuring(program: ClientTrainer, own: OwnModule, batch: Batch) -> None:
             except (FedFacetError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
-                fault = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 raise ConfigError(
                     f"Expected {type(own.module).__name__}.{kind}_step to measure a batch of {len(batch.x)} samples, which is "
-                    f"x, y, a, but it fails at them ({fault}): fix it."
+                    f"x, y, a, but it fails at them ({fault_of(error)}): fix it."
                 ) from error
         after = attributes.now()
         changed = {name: value for name, value in before.items() if name in after and not same(value, after[name])}

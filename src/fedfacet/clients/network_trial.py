@@ -18,7 +18,7 @@ from fedfacet.clients.federated_module import Logits
 from fedfacet.clients.module_measurement import try_measuring
 from fedfacet.clients.own_module import OwnModule, SkippedStepError, short_name
 from fedfacet.clients.trainer import Clients, ClientTrainer
-from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.errors import ConfigError, FedFacetError, fault_of
 from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, State
 
@@ -165,7 +165,7 @@ def _predicted(program: ClientTrainer, batch: Batch) -> Tensor:
             name, x = type(program.module).__name__, batch.x
             raise ConfigError(
                 f"Expected {name} to take inputs of shape {tuple(x.shape[1:])} and type {str(x.dtype).removeprefix('torch.')}, "
-                f"but it fails at them ({_fault_of(error)}): fix its `forward`, or give it other inputs."
+                f"but it fails at them ({fault_of(error)}): fix its `forward`, or give it other inputs."
             ) from error
 
 
@@ -200,10 +200,6 @@ def _check_schedules(clients: Clients, own: OwnModule) -> None:
                 f"Expected {name}.configure_optimizers to return a OneCycleLR that lasts for a client's round of {needed} "
                 f"steps, but it has {scheduler.total_steps}: give it total_steps={needed}."
             )
-
-
-def _fault_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def smallest_batch(clients: Clients) -> tuple[int, int]:
@@ -293,7 +289,7 @@ class _Trial:
         except (FedFacetError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            fault = _fault_of(error)
+            fault = fault_of(error)
             if len(samples) == 1 and self._trains_on(samples[[0, 0]]):
                 self._refuse_one(fault)
             remedy = "fix its `forward`, or the loss"

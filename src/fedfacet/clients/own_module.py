@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
-from fedfacet.errors import ConfigError, FedFacetError
+from fedfacet.errors import ConfigError, FedFacetError, fault_of
 from fedfacet.types import Batch
 
 log = logging.getLogger(__name__)
@@ -326,9 +326,8 @@ def configured(module: L.LightningModule) -> tuple[Optimizer, list[Schedule]]:
     except (FedFacetError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        fault = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"Expected {name} to return an optimizer, but it fails ({fault}): fix it. A client has no "
+            f"Expected {name} to return an optimizer, but it fails ({fault_of(error)}): fix it. A client has no "
             "Trainer, so numbers of steps are the module's own."
         ) from error
     if isinstance(made, Optimizer):

@@ -9,9 +9,9 @@ from typing import Any
 from hydra.errors import HydraException
 from hydra.utils import get_object
 
-from fedfacet.config.checks import KINDS
 from fedfacet.config.compose import choice_of, finalized, quoted_options
 from fedfacet.config.composition import initialized
+from fedfacet.config.kinds import KINDS
 from fedfacet.config.mistakes import composed_or_explained
 from fedfacet.config.nodes import parsed, plain, without_hydra
 from fedfacet.cores import num_cores

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfacet.errors import FedFacetError, first_line
+from fedfacet.errors import FedFacetError, fault_of
 from fedfacet.types import State
 
 PROTOCOL = 2
@@ -102,7 +102,7 @@ def unpack(content: bytes, most_bytes: int) -> Message:
     except MessageError:
         raise
     except Exception as error:  # whatever a stranger's bytes make of their readers
-        raise MessageError(f"it cannot be read ({type(error).__name__}: {first_line(error)})") from None
+        raise MessageError(f"it cannot be read ({fault_of(error)})") from None
     return Message(kind, run, body, bundles)
 
 

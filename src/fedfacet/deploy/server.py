@@ -16,7 +16,7 @@ from fedfacet.build import put_together
 from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.compatibility import questions
 from fedfacet.config import make, plain, targets
-from fedfacet.config.checks import find_target
+from fedfacet.config.kinds import find_target
 from fedfacet.data.federated import FederatedData
 from fedfacet.deploy.agreement import overrides_for_sites, settings_digest
 from fedfacet.deploy.card import Card

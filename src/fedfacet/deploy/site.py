@@ -30,7 +30,7 @@ from fedfacet.errors import (
     DatasetCorruptError,
     DatasetNotFoundError,
     FedFacetError,
-    first_line,
+    fault_of,
 )
 from fedfacet.types import Broadcast, ClientTask, Partition, Query, State
 
@@ -149,7 +149,7 @@ class Site:
         except MessageError as error:
             reply = Message("refusal", message.run, {"code": "letter", "sentence": f"a message is not read: {error}"})
         except Exception as error:
-            sentence, ours = f"{type(error).__name__}: {first_line(error)}", isinstance(error, FedFacetError)
+            sentence, ours = fault_of(error), isinstance(error, FedFacetError)
             if not ours or isinstance(error, DatasetCorruptError | DatasetNotFoundError):  # a file may have a patient's name
                 more, sentence = sentence, f"{type(error).__name__}, of which audit.jsonl tells its operator more"
             reply = Message("refusal", message.run, {"code": "failed", "sentence": sentence})

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedfacet.errors import ConfigError, first_line
+from fedfacet.errors import ConfigError, fault_of
 from fedfacet.optional import required
 from fedfacet.storage.atomic_write import write_synced
 
@@ -51,7 +51,7 @@ def prepare(kit: Path, allowed: str) -> None:
         except (AttributeError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"Expected {file} to be of the shape that `nvflare provision` gives it, but it is of another one "
-                f"({type(error).__name__}: {first_line(error)}): correct it, or remove it."
+                f"({fault_of(error)}): correct it, or remove it."
             ) from None
         if tightened != own:
             write_synced(file, [json.dumps(tightened, indent=2).encode()])

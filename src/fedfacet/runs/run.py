@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedfacet import config as configuration
 from fedfacet.config.nodes import MOST_BYTES_OF_YAML, parsed_yaml
-from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, first_line
+from fedfacet.errors import CheckpointError, ConfigError, FedFacetError, fault_of
 from fedfacet.optional import frame_of
 from fedfacet.runs.job import Job
 from fedfacet.runs.jobs import check
@@ -158,7 +158,7 @@ class Run:
             raise
         except Exception as error:  # somebody else's settings
             raise CheckpointError(
-                f"Expected {file} to describe a network, but it cannot be made ({type(error).__name__}: {first_line(error)}): "
+                f"Expected {file} to describe a network, but it cannot be made ({fault_of(error)}): "
                 "bring the file back, or run again."
             ) from error
         return model, base
