@@ -152,11 +152,10 @@ class Dataset:
         if device.type == "cuda":
             x, y, a = _on_gpu(self, indices, device)
         else:
-            x, y, a = self.inputs.fetch(indices), torch.from_numpy(self.y[indices]), torch.from_numpy(self.a[indices])
+            labels = self.y if self.targets is None else self.targets
+            x, y, a = self.inputs.fetch(indices), torch.from_numpy(labels[indices]), torch.from_numpy(self.a[indices])
             if device.type != "cpu":
                 x, y, a = x.to(device), y.to(device), a.to(device)
-        if self.targets is not None:
-            y = torch.from_numpy(self.targets[indices]).to(device)
         return Batch(self._normalised(x, memory_format, generator), y, a)
 
     def is_resident(self, device: torch.device) -> bool:
@@ -194,6 +193,8 @@ def _on_gpu(dataset: Dataset, indices: NDArray[np.int64], device: torch.device) 
     is how many transfers there are. Inputs that fit stay there.
     """
     positions, y, a = torch.from_numpy(dataset.numbers(indices)).pin_memory().to(device, non_blocking=True)
+    if dataset.targets is not None:
+        y = torch.from_numpy(dataset.targets[indices]).pin_memory().to(device, non_blocking=True)
     if not dataset.is_resident(device):
         return dataset.inputs.fetch(indices).pin_memory().to(device, non_blocking=True), y, a
     assert isinstance(dataset.inputs, InMemoryInputs)
