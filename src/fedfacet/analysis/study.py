@@ -22,7 +22,7 @@ from fedfacet.plots.style import axis_name
 
 MOMENTS = {
     "last": "after the last round",
-    "best": "after the round with the highest worst-group accuracy on validation data",
+    "best": "after the round whose worst group is best on validation data",
     "tail": "mean of the last tenth of the rounds",
 }
 """When a run is read -> what that means."""

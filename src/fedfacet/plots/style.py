@@ -25,7 +25,7 @@ DASHES = (0, (4, 2))
 
 SUFFIXES = (".png", ".svg", ".pdf")  # of pictures
 WIDTHS = {"column": 3.25, "page": 6.75}  # of a page with two columns, in inches
-_SPLITS = {"val": "validation", "test": "test", "personal_test": "personal test"}
+_SPLITS = {"train": "training", "val": "validation", "test": "test", "personal_test": "personal test"}
 _MEASURES = {"acc": "accuracy", "acc_worst_group": "worst-group accuracy", "acc_adjusted": "adjusted accuracy", "loss": "loss"}
 _MEASURES |= {"acc_mean": "accuracy (mean of clients)", "acc_min": "accuracy (worst client)"}
 _MOST_SIGNS = 20  # of a client's name
