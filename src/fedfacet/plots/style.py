@@ -124,8 +124,8 @@ def axis_name(metric: str) -> str:
     """Return what an axis calls a metric; one without a plain name keeps its key.
 
     Example:
-        >>> [axis_name(metric) for metric in ("val/acc", "test/fair/equal_opportunity", "attack/mean/auc", "train/loss")]
-        ['validation accuracy', 'test gap in equal opportunity', 'AUC of attacks (mean)', 'train/loss']
+        >>> [axis_name(metric) for metric in ("val/acc", "test/fair/equal_opportunity", "attack/mean/auc", "comm/floats_up")]
+        ['validation accuracy', 'test gap in equal opportunity', 'AUC of attacks (mean)', 'comm/floats_up']
     """
     split, _, of = metric.partition("/")
     kind, _, measured = of.partition("/")
