@@ -15,6 +15,7 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
+from fedfacet.analysis.names import CHECKED, option_checked
 from fedfacet.config import conf_dir, purposes
 
 MADE = "<!-- Made by `PYTHONPATH=src python docs/make_options.py` from conf/ and docstrings; do not edit it by hand. -->"
@@ -93,7 +94,9 @@ def _option(group: str, file: Path, rows: Sequence[_Row], shared: set[tuple[str,
     doc = inspect.getdoc(get_object(target[1])) or "" if target else ""
     title = f"## [`{group}={file.stem}`](../../conf/{group}/{file.name})"
     what, source, head = doc.split("\n\n")[0], _source(doc), _head(file)
-    parts = [title, _markdown(what), _markdown(head) if _adds(head, f"{what} {source}") else "", source]
+    checked = option_checked(group, file.stem)
+    compared = f"Compared with: {CHECKED[checked]}." if checked else ""
+    parts = [title, _markdown(what), _markdown(head) if _adds(head, f"{what} {source}") else "", source, compared]
     own = [row for row in rows if (row[0], row[2]) not in shared]
     others = [f"{key} = {default}" for key, default, meaning in rows if (key, meaning) in shared]
     also = f"[Shared settings](#shared-settings): {', '.join(others)}." if others else ""
@@ -177,7 +180,7 @@ def _head(file: Path) -> str:
     """Return the comment above a yaml's first key, up to its command."""
     above = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
     lines = takewhile(lambda line: not line.startswith("# Command:"), above)
-    told = (line for line in lines if line != "# @package _global_" and not line.startswith("# Name: "))
+    told = (line for line in lines if line != "# @package _global_" and not line.startswith(("# Name: ", "# Checked: ")))
     return " ".join(line[2:].strip() for line in told).removeprefix("Source: ")
 
 

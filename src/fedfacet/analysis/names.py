@@ -8,8 +8,6 @@ from fedfacet.config import conf_dir
 from fedfacet.errors import ConfigError
 from fedfacet.plots.style import axis_name
 
-_MARK = "# Name: "
-
 
 def names_for(runs: Sequence[Run], given: Mapping[str, str]) -> dict[str, str]:
     """Return ``GROUP.OPTION`` -> its name for all options that runs chose, and the names that the user gives.
@@ -42,11 +40,33 @@ def option_name(group: str, option: str) -> str | None:
         >>> option_name("selector", "round_robin")
         'Round robin'
     """
+    return _comment(group, option, "Name")
+
+
+CHECKED = {"paper": "the paper", "code": "the authors' code", "none": "no source"}
+"""What the comment ``# Checked:`` of an option says its rule was compared with -> the words for it."""
+
+
+def option_checked(group: str, option: str) -> str | None:
+    """Return with what an option's rule was compared, a key of ``CHECKED``; ``None`` where its yaml does not say.
+
+    A rule is the formula, the algorithm and the defaults. ``paper`` stands for the text in which it was published, ``code`` for
+    its authors' released code alone, and ``none`` for neither.
+
+    Example:
+        >>> option_checked("selector", "pow_d")
+        'paper'
+    """
+    return _comment(group, option, "Checked")
+
+
+def _comment(group: str, option: str, mark: str) -> str | None:
+    """Return what the comment ``# <mark>: ...`` of an option's yaml says; ``None`` where there is no such yaml or comment."""
     file = conf_dir() / group / f"{option}.yaml"
     if not file.is_file():
         return None
     lines = file.read_text(encoding="utf-8").splitlines()
-    return next((line.removeprefix(_MARK).strip() for line in lines if line.startswith(_MARK)), None)
+    return next((line.removeprefix(f"# {mark}: ").strip() for line in lines if line.startswith(f"# {mark}: ")), None)
 
 
 def metric_name(metric: str, *, percent: bool) -> str:

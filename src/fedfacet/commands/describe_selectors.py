@@ -10,6 +10,7 @@ from typing import Any
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
+from fedfacet.analysis.names import CHECKED, option_checked
 from fedfacet.analysis.writers import Table
 from fedfacet.commands.output import Output
 from fedfacet.config import conf_dir, targets
@@ -32,6 +33,7 @@ class Card:
         group: of ``conf/``.
         taxonomy: the method in six fields, of its class, or of its row of the thesis' table 4 where it is no selector.
         source: the paper that its docstring names.
+        checked: with what its rule was compared, a key of ``CHECKED``; empty for an option of no publication.
         needs: what a run must have for it, of ``NEEDS``.
         discloses: kinds of answers that it may ask clients for, of ``KINDS``.
         sizes_itself: whether it decides how many clients take part.
@@ -41,6 +43,7 @@ class Card:
     group: str
     taxonomy: Taxonomy
     source: str
+    checked: str
     needs: tuple[str, ...]
     discloses: tuple[str, ...]
     sizes_itself: bool
@@ -131,6 +134,7 @@ FIELDS: dict[str, Callable[[Card], Iterable[str]]] = {
     "interpretation": lambda card: card.taxonomy.value_interpretation.replace(" and ", ", ").split(", "),
     "termination": lambda card: _values(card.taxonomy.termination_condition),
     "discloses": lambda card: card.discloses or ("nothing",),
+    "checked": lambda card: (card.checked,) if card.checked else (),
     **{name: _yes_or_no(name) for name in YES_OR_NO},
 }
 """What cards can be chosen by: field -> the values that a card has."""
@@ -158,6 +162,7 @@ def _card(group: str, option: str, taxonomy: Taxonomy | None = None) -> Card:
         group=group,
         taxonomy=taxonomy if taxonomy is not None else part.taxonomy,
         source=_source(part),
+        checked=option_checked(group, option) or "",
         needs=tuple(name for name in NEEDS if needs[name]),
         discloses=tuple(sorted(({query.kind for query in queries} | chosen) - {UNDECLARED})),
         sizes_itself=bool(getattr(part, "sizes_itself", False)),
@@ -182,7 +187,7 @@ def _values(text: str) -> Sequence[str]:
 
 COLUMNS = (
     *("selector", "policy", "client", "shared information"),
-    *("value generation", "value interpretation", "termination condition"),
+    *("value generation", "value interpretation", "termination condition", "checked"),
 )
 OUTPUTS = ("text", "json", "markdown")
 _OWN = ("output", "table", "compare", "cost", "rounds")
@@ -220,11 +225,12 @@ def run(options: Sequence[str]) -> Output:
     data = {option: card.as_dict() for option, card in chosen.items()}
     if names is not None:
         return Output(output, data, [_side_by_side(chosen)])
-    rows = [[option, *_six(card)] for option, card in chosen.items()]
+    rows = [[option, *_cells(card)] for option, card in chosen.items()]
     table = Table("Selectors in the taxonomy of client selection (thesis, table 4)", COLUMNS, rows, words=True)
     letters = ", ".join(f"{letter} {meaning}" for letter, meaning in CHARACTERISTICS.items())
     remarks = [
         f"client: what the method as published requires of clients: {letters}.",
+        f"checked: what its rule was compared with: {', '.join(f'{word} = {meaning}' for word, meaning in CHECKED.items())}.",
         "θ: weights, |D|: number of samples. Here a run ends after federation.rounds, or when termination= says so.",
     ]
     return Output(output, data, [table], remarks=remarks)
@@ -263,17 +269,17 @@ def _named(names: str, cards: Mapping[str, Card]) -> dict[str, Card]:
     return {name: cards[name] for name in chosen}
 
 
-def _six(card: Card) -> list[str]:
+def _cells(card: Card) -> list[str]:
     of = card.taxonomy
     return [
         *(of.policy, of.client_characteristics, ", ".join(of.shared_information)),
-        *(of.value_generation, of.value_interpretation, of.termination_condition),
+        *(of.value_generation, of.value_interpretation, of.termination_condition, _shown(card.checked)),
     ]
 
 
 def _side_by_side(cards: Mapping[str, Card]) -> Table:
     """Return a table with a column per card."""
-    lines = {name: _six(card) for name, card in cards.items()}
+    lines = {name: _cells(card) for name, card in cards.items()}
     rows = [[head, *(lines[name][place] for name in cards)] for place, head in enumerate(COLUMNS[1:])]
     for field in ("kind", "needs", "discloses", "sizes_itself", "explores", "source"):
         rows.append([field.replace("_", " "), *(_shown(getattr(card, field)) for card in cards.values())])
