@@ -10,9 +10,9 @@ from fedfacet.commands.output import markdown_tables
 
 HEAD = """# Do the thesis' selection methods run here?
 
-**Answer.** Yes, except DDaBA, so 19 of table 4's 20 rows run here (no interval: a description, with costs of n = 1
-run a selector). Six rows do not select clients, and `rank_trimmed` is only an older rule of DDaBA's authors. To
-settle costs at your scale, you need more than these ten rounds of twelve clients.
+**Answer.** Yes, all 20 rows of table 4 run here (no interval: a description, with costs of n = 1 run a selector).
+Six rows do not select clients, such as DDaBA, which is an aggregator. To settle costs at your scale, you need more
+than these ten rounds of twelve clients.
 
 <!-- Made by `python docs/make_taxonomy.py > results/taxonomy.md`; do not edit it by hand. -->
 

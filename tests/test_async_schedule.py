@@ -1,6 +1,7 @@
 """Clients that train while the server goes on: against FedAvg, against events one by one, and across a stop."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from fedfacet.selectors.pow_d import PowDSelector
 from fedfacet.selectors.round_robin import RoundRobinSelector
 from fedfacet.selectors.uniform import UniformSelector
 from fedfacet.storage import checkpoint
-from fedfacet.types import Broadcast, ClientTask
+from fedfacet.types import Broadcast, ClientTask, ClientUpdate
 
 MATRICES = [[[4, 4], [4, 4]], [[9, 1], [1, 1]], [[1, 1], [1, 20]], [[2, 2], [2, 2]], [[6, 6], [6, 6]], [[1, 0], [0, 1]]]
 DEVICES = {"sigma": 1.5, "jitter": 0.2, "joules_per_sample": 2.0}
@@ -43,6 +44,17 @@ def make(tiny_federation):
 
 def same(left, right):
     return all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_a_stale_update_by_hand():
+    """1 / sqrt(1 + 3) of an update of 4, and all of one of 1: (2 + 1) / 2. The divisor is K and not the sum of discounts."""
+
+    def update(client_id, delta, staleness):
+        one = ClientUpdate(client_id, {"w": torch.tensor([delta])}, {}, 10, 1, 1.0, {})
+        return replace(one, staleness=staleness)
+
+    _, model = FedBuff().aggregate({}, {"w": torch.zeros(1)}, [update(0, 4.0, 3), update(1, 1.0, 0)])
+    assert model["w"].item() == 1.5
 
 
 def test_with_as_many_at_work_as_make_a_round_it_is_fedavg(make):

@@ -1,6 +1,7 @@
 """Interaction matrices and the six measures of data heterogeneity.
 
-Source: FedDiverse (arXiv:2504.11216), section 3.1; thesis chapter 5, equations 16-26. Entropies use natural logarithms.
+Source: FedDiverse (arXiv:2504.11216), section 3.3 (III-C of the shorter version); thesis chapter 5, equations 16-26.
+Entropies use natural logarithms.
 """
 
 import functools

@@ -101,8 +101,9 @@ class AccuracyTermination(MetricTermination):
 class BudgetTermination(Termination):
     """End a run with the round in which the payments to clients come to ``payments`` or more.
 
-    Payments are ``selector/spent`` of ``metrics.csv``, added up over the rounds. The last round is paid in full, so that a run
-    may cost up to a round more than the budget. A run whose selector pays nobody is refused.
+    Payments are ``selector/spent`` of ``metrics.csv``, added up over the rounds. What a round costs is known only when its
+    updates have arrived. So the last round is paid in full, and a run may cost up to a round more than the budget. A run whose
+    selector pays nobody is refused.
 
     Source: thesis, table 4, "limited reward".
 

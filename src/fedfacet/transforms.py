@@ -175,9 +175,12 @@ class PacketLoss(UpdateTransform):
     lost is drawn from the client's own generator for the round (law 2). The loss is that of the way to the server; models
     arrive whole.
 
-    Source: LT-FL (arXiv:2105.03591), as the thesis tells of it (section 3.3 and table 4); the paper was not read, and r, P
-    and q are ours. Deviation: the server could also divide every entry by how many clients it has of it; it does not, since
-    that is an average of another kind than the aggregators'.
+    Source: Zhou, Fang and Hui, Loss Tolerant Federated Learning (LT-FL), arXiv:2105.03591, ThrowRightAway. Mask,
+    compensation, r = 0.1 and q = 0.3 are those of the authors' released code. They were not compared with the paper's text.
+
+    Deviations: the code loses single numbers, which is ``packet_floats=1``; the default of P is ours. It loses numbers of the
+    client's weights instead of its update: the mean is the same, and the noise larger. Its slow clients are the last ones by
+    number; here they have the slowest lines of ``devices``.
 
     Args:
         rate: r, in [0, 1); 0 changes nothing.

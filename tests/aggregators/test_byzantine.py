@@ -175,6 +175,13 @@ def test_the_median_is_that_of_repeated_clients(sizes):
         assert moved(CoordinateMedian(), vectors, num_samples=sizes) == pytest.approx(np.median(vectors, axis=0), **EXACT)
 
 
+def test_a_step_of_the_geometric_median_by_hand():
+    """0, 0 and 6 on a line: the mean is 2, its distances 2, 2 and 4. Then (0 + 0 + 6 / 4) / (1 / 2 + 1 / 2 + 1 / 4) = 1.2."""
+    vectors = np.zeros((3, SIZE))
+    vectors[2, 0] = 6
+    assert moved(GeometricMedian(iterations=1), vectors)[0] == pytest.approx(1.2)
+
+
 @pytest.mark.parametrize("iterations", [1, 3, 50])
 @pytest.mark.parametrize("nu", [1e-6, 0.5, 1e3])
 def test_the_geometric_median_is_that_of_literal_steps(iterations, nu):

@@ -25,7 +25,7 @@ USUAL = {
     "test_a_selector_does_not_depend_on_attributes_that_nobody_knows": READ_ATTRIBUTES["selector"]
     | {"active_fl", "cbim", "diversity_score", "favor", "feddiverse", "k_fed", "lag", "pow_d", "probe_fairness"},
     "test_an_aggregator_does_not_depend_on_attributes_that_nobody_knows": READ_ATTRIBUTES["aggregator"]
-    | {"agnostic", "fair_accuracy", "fair_fate", "fedgh", "fedpac", "q_fedavg", "rank_trimmed"},
+    | {"agnostic", "ddaba", "fair_accuracy", "fair_fate", "fedgh", "fedpac", "q_fedavg", "rank_trimmed"},
 }
 """Those that ask clients, or judge their models; what others see of a client, these see too."""
 

@@ -131,7 +131,7 @@ def test_bad_clients() -> None:
         )
 
     of = minus(runs_of("bad_clients.csv", line, "last"), "fedavg")
-    assert len(of) == 7
+    assert len(of) == 8
     says("bad_clients.md", of["multi_krum"], p_holm(of, "multi_krum", "permutation"))
 
 

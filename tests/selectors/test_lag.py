@@ -54,6 +54,20 @@ def runs(tiny_federation, tmp_path):
     return make
 
 
+def test_whom_the_server_asks_by_hand():
+    """The rule of the authors' code, with L = 2 and 1, eta = .5 and its xi of 1.
+
+    Client 2 was never heard. The models of the others lie .2 back, and the last two steps were .1 and .05 long: L^2 .04 is .16
+    and .04, against (.01 + .0025) / .25 = .05.
+    """
+    asks = selector(constants=[2.0, 1.0, 1.0], lr=0.5)
+    assert (asks.xi, asks.window, Silence().xi, Silence().window) == (1.0, 10, 0.1, 10)
+    server = asks.init(Facts(num_clients=3, model={}, parameters=()))
+    server |= {"rounds": torch.tensor([1, 1, 0]), "far": torch.tensor([0.04, 0.04, 0.0]), "moved": [0.01, 0.0025]}
+    context = SelectionContext(4, 3, 3, 3, (0, 1, 2), {}, rng.stream(0, "selection", 4), ask=None)
+    assert asks.select(server, context) == [0, 2]
+
+
 @pytest.mark.parametrize("name", ["ps", "wk"])
 def test_xi_0_is_gradient_descent_bit_for_bit(name, runs):
     """FedAvg with one step on all samples of everybody, with momentum, which a first step has none of."""

@@ -35,6 +35,16 @@ def test_the_slowest_lines_lose_and_the_others_send_again():
     assert PacketLoss(insufficient=1.0).on_lines(UP) == pytest.approx(UP)
 
 
+def test_the_defaults_are_those_of_the_released_code():
+    """It keeps a number with a chance of 1 - .1 and multiplies it by 1 / (1 - .1); 70 % of clients have fast lines."""
+    transform = PacketLoss(packet_floats=1)
+    slow = transform.on_lines(np.arange(1.0, 11.0)) == np.arange(1.0, 11.0)
+    assert slow.tolist() == [True] * 3 + [False] * 7
+    sent = transform.apply(update_of(0, {"a": torch.full((1000,), 9.0)}), np.random.default_rng(0)).delta["a"]
+    assert sent.unique().tolist() == [0.0, 10.0]
+    assert 0.85 < (sent > 0).double().mean() < 0.95
+
+
 def test_whole_packets_are_lost_across_tensors_and_the_rest_is_scaled():
     delta = {"a": torch.arange(1.0, 8.0).view(7, 1), "b": torch.arange(8.0, 12.0, dtype=torch.float64)}
     buffers = {"mean": torch.arange(12.0, 14.0), "batches": torch.tensor(7)}

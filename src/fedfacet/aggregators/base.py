@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedfacet import state
 from fedfacet.arguments import Choice, Declared
+from fedfacet.confusion import accuracy_of
 from fedfacet.types import PARTS, Broadcast, ClientUpdate, Facts, Query, ServerState, State
 
 log = logging.getLogger(__name__)
@@ -153,6 +154,12 @@ class Aggregator(Declared, ABC):
         if mask is None:
             return sent, weight
         return sent, (weight, _apart(*({name: mask[name] for name in part} for part in (update.delta, update.buffers))))
+
+
+def judged_accuracy(update: ClientUpdate) -> float:
+    """Return the accuracy of a client's model on the server's samples."""
+    assert update.judged is not None  # a run without such samples is refused
+    return accuracy_of(update.judged[1])
 
 
 class GroupReports:

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedfacet import state
-from fedfacet.aggregators.base import Aggregator
+from fedfacet.aggregators.base import Aggregator, judged_accuracy
 from fedfacet.arguments import Within
-from fedfacet.confusion import accuracy_of
 from fedfacet.types import ClientUpdate, ServerState, State
 
 
@@ -32,10 +31,8 @@ class RankTrimmed(Aggregator):
     So the most accurate part :math:`\rho` of those who count have the part :math:`y_b` of the weight, and an outlier has none.
     The least accurate client is an outlier, unless all are alike.
 
-    Source: an aggregation operator of the Sherpa.ai framework, by the authors of DDaBA (Rodríguez-Barroso et al., Dynamic
-    Federated Learning Model for Identifying Adversarial Clients, arXiv:2007.15030); the induced ordered weighted averaging is
-    Yager's. It is not DDaBA: the class of that name in the same framework takes the gaps :math:`acc_1 - acc_i` as exponential,
-    with the mean gap as scale, both for outliers and for :math:`b`. DDaBA is not built.
+    Source: the class ``IowaFederatedAggregator`` of the Sherpa.ai framework. Its authors are those of DDaBA
+    (``aggregator=ddaba``), which replaced it; the induced ordered weighted averaging is Yager's.
 
     Deviations: the released code never finds an outlier, as it selects from a list by ``is True``, and hands the weights of
     ranks to clients in the order that these came in. Clients of equal accuracy share the weight of their ranks here, so that
@@ -59,7 +56,9 @@ class RankTrimmed(Aggregator):
     def aggregate(self, server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
         """Return nothing to remember, and the averaged model."""
         arrived = list(updates)
-        shares = rank_weights([_accuracy(update) for update in arrived], self.outlier_share, self.best_share, self.best_weight)
+        shares = rank_weights(
+            [judged_accuracy(update) for update in arrived], self.outlier_share, self.best_share, self.best_weight
+        )
         moved = state.weighted_mean(
             (self.sent(update), self.weight(update) * share)
             for update, share in zip(arrived, shares.tolist(), strict=True)
@@ -91,8 +90,3 @@ def rank_weights(
     shared = np.bincount(np.repeat(np.arange(len(sizes)), sizes), weights=by_rank_M) / sizes
     weights: NDArray[np.float64] = np.where(gaps_M <= outlier_share * gaps_M.max(), shared[places.reshape(-1)], 0.0)
     return weights / weights.sum()  # type: ignore[no-any-return]
-
-
-def _accuracy(update: ClientUpdate) -> float:
-    assert update.judged is not None  # a run without samples of the server's is refused
-    return accuracy_of(update.judged[1])

@@ -64,9 +64,11 @@ class GeometricMedian(Aggregator):
     each step makes smaller. All updates of a round are held at once; what is computed are their m x m inner products.
 
     Source: Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning (RFA), IEEE Transactions on Signal
-    Processing 70, 2022, arXiv:1912.13445, the smoothed Weiszfeld algorithm. The authors' code starts at the mean too, has
-    ``nu=1e-5``, and takes 4 steps, fewer where the sum does not shrink any more. Deviation: the number of steps is fixed. The
-    defaults of ``nu`` and ``iterations`` were not checked against the paper.
+    Processing 70, 2022, arXiv:1912.13445, the smoothed Weiszfeld algorithm. The step is that of the authors' code, which starts
+    at the mean too. It was not compared with the paper's text.
+
+    Deviations: the number of steps is fixed. The code stops where a step lowers the sum by less than a millionth of it. It has
+    ``nu=1e-5`` and takes up to 4 steps by default, 2 in its scripts of experiments; the defaults here are ours.
 
     Args:
         nu: larger than 0; a distance below it counts as this one.

@@ -39,7 +39,7 @@ class Spawrious(ImageSource):
     statistics; there is no augmentation and no official validation set.
 
     Source: Lynch et al., Spawrious: A Benchmark for Fine Control of Spurious Correlation Biases, arXiv:2303.05470; the cells
-    and the hold-out as in FedDiverse (arXiv:2504.11216), appendix C.
+    and the hold-out as in FedDiverse (arXiv:2504.11216), section 5.1 and appendix A.
 
     Deviation: the authors' loader takes files in the order of the file system; here paths are sorted before any draw, so that
     the hold-out is the same on every machine.

@@ -30,10 +30,14 @@ class FedBuff(Aggregator):
     client's part of the buffer's samples. Where as many are at work as make a round, it is FedAvg, bit for bit.
 
     Source: Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022, arXiv:2106.06639,
-    algorithm 1, with the staleness scaling :math:`1 / \sqrt{1 + \tau}` of its experiments; not checked against the paper.
-    Deviation: there a client begins as soon as another has finished. Here those that take the places of a full buffer begin
-    together, with the model that it has made, so that a selector chooses once per round. Buffers (running statistics) are
-    discounted as parameters are.
+    algorithm 1, with the staleness scaling :math:`1 / \sqrt{1 + \tau}` of its experiments. The rule was compared with
+    FLSim, the simulator of the authors' group, and not with the paper's text.
+
+    Deviations: there a client begins as soon as another has finished. Here those that take the places of a full buffer begin
+    together, with the model that it has made, so that a selector chooses once per round. FLSim sums the discounted updates
+    instead of dividing by K, and divides discounts by that of ``avg_staleness``, 1 by default: its learning rate is
+    :math:`\eta / K` times that discount. Its exponent is at most 1, and no discount is its default. Buffers (running
+    statistics) are discounted as parameters are.
 
     Args:
         concurrency: how many clients are at work at a time, between ``federation.cohort_size`` and the number of clients;

@@ -54,8 +54,11 @@ class Smoothness(Query):
     whose curvature is largest where all classes are equally likely, that holds near the weights of 0. Elsewhere it is an
     estimate.
 
-    Source: Chen, Giannakis, Sun and Yin, LAG, NeurIPS 2018, arXiv:1805.09965, which takes the smoothness of a client's loss for
-    known. It is the cross entropy whatever ``loss`` the clients train on.
+    Source: Chen, Giannakis, Sun and Yin, LAG, NeurIPS 2018, arXiv:1805.09965. The authors' code takes the smoothness of a
+    client's loss for known: for logistic regression a quarter of the largest eigenvalue of :math:`X^\top X`, plus
+    :math:`\lambda`.
+
+    Deviation: a query estimates it. It is that of the cross entropy whatever ``loss`` the clients train on.
 
     Args:
         iterations: 1 or larger.
@@ -138,11 +141,13 @@ class LagSelector(ClientSelector):
     trained parameters, beside those that ``aggregator=lag`` keeps and its ``max_memory_gb`` counts. A round costs as much as
     adding that many models.
 
-    Source: Chen, Giannakis, Sun and Yin, LAG, NeurIPS 2018, arXiv:1805.09965, algorithm 2 (LAG-PS). D = 10 and
-    :math:`\xi = 10 / D` are those of the authors' code; the paper was not read.
+    Source: Chen, Giannakis, Sun and Yin, LAG, NeurIPS 2018, arXiv:1805.09965, algorithm 2 (LAG-PS). Rule and defaults, D = 10
+    and :math:`\xi = 10 / D`, are those of the authors' code. They were not compared with the paper's text.
 
-    Deviations: the paper's bound is :math:`\xi / (\alpha M)^2` for a sum of losses and steps :math:`\alpha = \eta / M`, which
-    is this one if clients weigh the same. ``weighting=samples`` changes the steps, and not whom is asked.
+    Deviations: the code's bound is :math:`\xi / (\alpha M)^2` for a sum of losses and steps :math:`\alpha = \eta / M`, which
+    is this one if clients weigh the same. ``weighting=samples`` changes the steps, and not whom is asked. The code asks no
+    client in its first D rounds and begins with gradients of ones. Here every client is asked in its first round, and the sum
+    is over the steps so far.
 
     Args:
         smoothness: what clients are asked for.
@@ -252,11 +257,11 @@ class LAG(Aggregator):
     move by the average over those that arrive, and stay where none do.
 
     Source: Chen, Giannakis, Sun and Yin, LAG: Lazily Aggregated Gradient for Communication-Efficient Distributed Learning,
-    NeurIPS 2018, arXiv:1805.09965; the paper was not read.
+    NeurIPS 2018, arXiv:1805.09965. The rule is that of the authors' code, and was not compared with the paper's text.
 
-    Deviations: the paper minimises a sum of losses by steps :math:`\alpha`; here it is their average by steps :math:`\eta`, so
-    that :math:`\alpha = \eta / M` for equal weights. The average is made anew in every round, where the paper corrects a
-    running sum, which would collect rounding errors.
+    Deviations: the code minimises a sum of losses by steps :math:`\alpha`; here it is their average by steps :math:`\eta`, so
+    that :math:`\alpha = \eta / M` for equal weights. A client that was never heard is left out of the average; in the code its
+    gradient is a vector of ones.
 
     Args:
         max_memory_gb: 10^9 bytes that the clients' updates may take at the server, larger than 0; ``selector=lag`` keeps as
@@ -316,11 +321,12 @@ class Silence(UpdateTransform):
     gone since for one step.
 
     Source: Chen, Giannakis, Sun and Yin, LAG: Lazily Aggregated Gradient for Communication-Efficient Distributed Learning,
-    NeurIPS 2018, arXiv:1805.09965, algorithm 1 (LAG-WK). D = 10 and :math:`\xi = 1 / D` are those of the authors' code; the
-    paper was not read.
+    NeurIPS 2018, arXiv:1805.09965, algorithm 1 (LAG-WK). Rule and defaults, D = 10 and :math:`\xi = 1 / D`, are those of the
+    authors' code. They were not compared with the paper's text.
 
-    Deviation: the paper compares gradients, with :math:`\xi / (\alpha M)^2` on the right; an update is
-    :math:`-\eta` times the gradient, and :math:`\alpha = \eta / M`, so that this is the same if clients weigh the same.
+    Deviations: the code compares gradients, with :math:`\xi / (\alpha M)^2` on the right. An update is :math:`-\eta` times the
+    gradient, and :math:`\alpha = \eta / M`, so that this is the same if clients weigh the same. In the code no client sends in
+    the first D rounds; here every client sends in its first.
 
     Args:
         xi: 0 or larger.

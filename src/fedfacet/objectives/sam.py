@@ -29,8 +29,11 @@ class SAMObjective(ClassificationObjective):
 
     Source: FedSAM (Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022, arXiv:2206.02618;
     Caldarola, Caputo and Ciccone, Improving Generalization in Federated Learning by Seeking Flat Minima, ECCV 2022,
-    arXiv:2203.11834) after SAM (Foret et al., ICLR 2021, arXiv:2010.01412). It does what the second's released code does; not
-    checked against the papers, and neither is the default.
+    arXiv:2203.11834) after SAM (Foret et al., ICLR 2021, arXiv:2010.01412). The steps are those of the second's released code.
+    They were not compared with the papers' text.
+
+    Deviations: the code adds 1e-16 to the norm, so that a gradient of 0 divides by nothing that is 0. It logs the loss at w. It
+    has no default of ``rho``; its script for CIFAR-10 has 0.1, and 0.05 here is ours.
 
     Arguments not listed are those of ``ClassificationObjective``.
 

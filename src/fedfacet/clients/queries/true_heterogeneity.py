@@ -9,7 +9,7 @@ from fedfacet.types import Answer
 class TrueHeterogeneity(NoisyMatrix, Query):
     """Ask for the triplet of the true interaction matrix: FedDiverse's ablation with known attributes.
 
-    Source: FedDiverse (arXiv:2504.11216), table 7 (thesis, table 17), rows "known". Three floats leave the client.
+    Source: FedDiverse (arXiv:2504.11216), table 4 (thesis, table 17), rows "known". Three floats leave the client.
 
     Args:
         epsilon: of Laplace noise on the counts that the triplet is computed of, as in ``NoisyMatrix``; ``None`` for none.
