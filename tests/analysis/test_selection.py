@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from fedfacet.analysis.acting import acting
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.selection import alikeness, evenness, selection_of
 from fedfacet.analysis.writers import to_csv, to_latex, to_markdown
 from fedfacet.commands import report
-from fedfacet.errors import FedFacetError
+from fedfacet.errors import ConfigError, FedFacetError
 
 CHOICES = arrays(bool, array_shapes(min_dims=2, max_dims=2, max_side=6))
 
@@ -49,6 +50,24 @@ def test_alikeness_is_jaccards(data):
     assert alikeness(one, other) == pytest.approx(sum(each) / len(each))
     assert alikeness(one, one) == 1
     assert alikeness(other, one) == alikeness(one, other)
+
+
+@given(st.data())
+def test_what_differs_is_counted_place_by_place(data):
+    one = data.draw(CHOICES)
+    other = data.draw(arrays(bool, one.shape))
+    places = [(max(a.sum(), b.sum()), sum(x and y for x, y in zip(a, b, strict=True))) for a, b in zip(one, other, strict=True)]
+    most, both = (sum(column) for column in zip(*places, strict=True))
+    assert acting(one, other).share == pytest.approx(1 - both / most if most else 0)
+    assert acting(other, one) == acting(one, other)
+    assert acting(one, one).share == 0
+
+
+def test_by_chance_is_what_uniform_draws_give():
+    draws = np.random.default_rng(0).permuted(np.tile(np.arange(24) < 9, (20_000, 1)), axis=1)
+    found = acting(draws[:10_000], draws[10_000:])
+    assert found.chance == pytest.approx(1 - 9 / 24)
+    assert found.share == pytest.approx(found.chance, abs=0.005)  # three standard errors
 
 
 def run(folder, selector, seed, cohorts, clients=4):
@@ -96,6 +115,27 @@ def test_a_line_per_setting_and_a_matrix_of_overlaps(runs):
     assert told == {("same", "0", ""), ("turns", "0", "2"), ("turns", "1", "2")}
 
 
+def test_what_differs_from_a_row_stands_in_a_column(runs, tmp_path):
+    found = selection_of([*runs, run(tmp_path / "d", "uniform", 0, [(0, 1), (1, 2), (0, 1)])])
+    lines = to_markdown(found.table()).splitlines()
+    cells = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[-3:-1]] for line in [lines[0], *lines[2:5]]}
+    sixth = ["0.17", "0.50"]
+    assert cells == {**cells, "selector": ["acts", "by chance"], "same": sixth, "turns": sixth, "uniform": ["", ""]}
+    rows = list(csv.DictReader(io.StringIO(to_csv(found.table()))))
+    told = {(row["row"], row["seed"]): row["acts"][:5] for row in rows}
+    # `uniform` has no run of seed 1.
+    assert told == {("same", "0"): "0.166", ("turns", "0"): "0.166", ("turns", "1"): "", ("uniform", "0"): ""}
+    assert not any("ranked" in note for note in found.notes)
+
+
+def test_a_row_below_five_percent_is_not_ranked(runs, tmp_path):
+    runs.append(run(tmp_path / "d", "off", 0, [(1, 0), (0, 1), (0, 1)]))
+    (note,) = [note for note in selection_of(runs, "off").notes if "ranked" in note]
+    assert note.startswith("`same` differs from `off` in 0 % of its places on `gsc`, fewer than 5 %")
+    with pytest.raises(ConfigError, match="There is no row 'on' to compare with: name one of 'off', 'same', 'turns'"):
+        selection_of(runs, "on")
+
+
 def test_federations_of_other_sizes_have_no_overlap(runs, tmp_path):
     found = selection_of([*runs, run(tmp_path / "d", "larger", 0, [(0, 5)], clients=6)])
     assert set(found.overlap) == {("same", "turns", "gsc")}
@@ -109,6 +149,8 @@ def test_the_command_prints_draws_and_writes(runs, tmp_path, capsys, monkeypatch
     assert "| turns" in capsys.readouterr().out
     assert (tmp_path / "logs" / "report" / "selection.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "logs" / "report" / "selection.csv").read_text().count("\n") == 4
+    assert report.main([*(str(run.path) for run in runs), "--selection", "--compare", "same"]) == 0
+    assert "acts" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         report.main([str(runs[0].path), "--selection", "--curves"])
     assert "--selection has a table of its own" in capsys.readouterr().err

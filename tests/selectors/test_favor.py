@@ -233,6 +233,7 @@ def episode(tiny_federation, tmp_path):
 def test_an_agent_goes_on_in_the_next_run(episode, tmp_path):
     first = episode("0")
     assert first.state.selector["learner"]["steps"] == 2
+    assert first.state.selector["actions"].sum(dim=1)[:2].tolist() == [1, 1], "one client a round is one action"
     second = episode("1", seed=1, agent=str(tmp_path / "0"))
     begun, end = second.selector.init(second.facts), second.state.selector
     assert state.digest(begun["learner"]["online"]) == state.digest(first.state.selector["learner"]["online"])

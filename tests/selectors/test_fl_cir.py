@@ -97,6 +97,12 @@ def test_shares_are_means_of_what_gradients_tell(server):
     assert learnt(run, {}) is before
 
 
+def test_without_softmax_shares_are_those_of_the_released_code():
+    """``compute_ratio``: the least square over each, (1/4, 1/2, 1), over their sum."""
+    assert class_shares(np.array([4.0, 2.0, 1.0]), None) == pytest.approx([1 / 7, 2 / 7, 4 / 7])
+    assert np.isnan(class_shares(np.array([inf, 1.0]), None)).all()
+
+
 @pytest.mark.parametrize(
     ("squares", "shares"),
     [

@@ -1,5 +1,6 @@
 import logging
-from math import inf, log, nan
+from dataclasses import fields
+from math import inf, log, nan, sqrt
 
 import numpy as np
 import pytest
@@ -63,6 +64,17 @@ def test_utilities_of_five_clients_by_hand():
         slow_factor=0.5,
     )
     assert found == pytest.approx([3 * log(100), 3 * log(10) * 0.5 * 30 / 40, log(2), 0, 0])
+
+
+def test_the_defaults_are_those_of_the_released_code():
+    """``device_selection.py``: a tenth of 3,000 mAh at 3.7 V, 30 s, 0.5, and n sqrt(loss^2 / n) as statistical utility."""
+    defaults = {field.name: field.default for field in fields(FlameSelector)}
+    assert defaults["max_joules"] == pytest.approx(3000 * 3.6 * 3.7 * 0.1)
+    assert (defaults["preferred_seconds"], defaults["slow_factor"]) == (30.0, 0.5)
+    names = ("max_joules", "preferred_seconds", "slow_factor")
+    valuation = 100 * sqrt(2.0**2 / 100)  # of 100 samples with a mean loss of 2
+    found = utilities(np.array([valuation]), np.array([999.0]), np.array([60.0]), **{name: defaults[name] for name in names})
+    assert found == pytest.approx([20 * log(4) * 0.5 * 30 / 60])
 
 
 def test_the_best_are_chosen_in_order(knowing):

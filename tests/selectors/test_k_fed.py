@@ -5,6 +5,7 @@ from math import comb, nan
 import numpy as np
 import pytest
 from scipy.stats import chisquare
+from sklearn.cluster import KMeans
 
 from fedfacet import rng, state
 from fedfacet.clients.queries.centroids import Centroids, cluster_centres
@@ -58,6 +59,19 @@ def test_well_separated_gaussians_are_recovered_exactly(seed):
     assert len(set(zip(truth.tolist(), labels.tolist(), strict=True))) == len(means)
     found = np.array([rows[labels == label].mean(axis=0) for label in range(len(means))])
     assert np.linalg.norm(found[:, None] - means, axis=2).min(axis=0).max() < 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_each_client_has_several_clusters_it_is_the_released_code(seed):
+    """``kfed``: M starts with all centres of the first client, the farthest centres join it, then Lloyd's iterations."""
+    means, centres, _ = mixtures(seed)
+    rows, chosen = np.concatenate(centres), list(range(len(centres[0])))
+    while len(chosen) < len(means):
+        distances = np.linalg.norm(rows[:, None] - rows[chosen], axis=2).min(axis=1)
+        chosen.append(int(distances.argmax()))
+    theirs = KMeans(len(means), init=rows[chosen], n_init=1).fit_predict(rows)
+    ours = clusters_of_centres(rows, len(means))
+    assert len(set(zip(theirs.tolist(), ours.tolist(), strict=True))) == len(means)
 
 
 def test_clients_of_one_cluster_have_two_centres_in_it():

@@ -1,5 +1,6 @@
 import logging
 from collections import Counter
+from dataclasses import fields
 from math import inf, log, nan, sqrt
 
 import numpy as np
@@ -73,6 +74,14 @@ def test_scores_of_four_clients_by_hand():
     found = score([2.0, 4.0, 6.0, 10.0], [1, 2, 4, 4], [1.0, 5.0, 10.0, 20.0], preferred=5.0)
     new = [sqrt(0.1 * log(5) / last) for last in (1, 2, 4, 4)]
     assert found == pytest.approx([new[0], 0.25 + new[1], (0.5 + new[2]) / 4, (1 + new[3]) / 16])
+
+
+def test_the_defaults_are_those_of_the_released_code():
+    """``training/argParser.py``, where ``exploration_least`` is ``exploration_min`` and ``cutoff`` is ``cut_off_util``."""
+    defaults = {field.name: field.default for field in fields(OortSelector)}
+    code = {"exploration": 0.9, "exploration_decay": 0.95, "exploration_least": 0.2, "time_exponent": 2.0, "clip": 0.98}
+    code |= {"cutoff": 0.7, "window": 5.0, "round_threshold": 10, "pacer_step": 20, "pacer_delta": 5}
+    assert {name: defaults[name] for name in code} == code
 
 
 def test_utilities_above_a_quantile_are_cut_off():

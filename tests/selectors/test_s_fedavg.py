@@ -60,6 +60,17 @@ def test_the_cohort_is_drawn_by_a_softmax_of_relevance(server):
     assert chisquare([drawn[pair] for pair in expected], [2500 * p for p in expected.values()]).pvalue > 1e-4
 
 
+def test_the_papers_settings_hardly_prefer_a_client(server):
+    """Algorithm 1 by hand: phi is 1/10, alpha .75, beta .25; a value of .5 makes it .2, which a softmax gives .109."""
+    run = server(SFedAvgSelector(), 10, 1)
+    found = learnt(run, [update(3, 1.0)], accuracy_is(lambda w: 0.25 if w == 0 else 0.75))
+    assert found == pytest.approx([0.1] * 3 + [0.2] + [0.1] * 6)
+    share = exp(0.2) / (exp(0.2) + 9 * exp(0.1))
+    assert round(share, 3) == 0.109
+    drawn = sum(run.select(round) == [3] for round in range(1, 4001))
+    assert drawn / 4000 == pytest.approx(share, abs=4 * (share * (1 - share) / 4000) ** 0.5)
+
+
 def test_at_first_all_are_alike(server):
     run = server(SFedAvgSelector(), 5, 2)
     assert run.state["relevance"].tolist() == [0.2] * 5
@@ -200,7 +211,7 @@ def test_the_server_need_not_know_attributes(job_of, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        *(("temperature", 0.0), ("temperature", inf), ("gain", nan), ("retention", 1.0), ("retention", -0.1)),
+        *(("temperature", 0.0), ("temperature", inf), ("gain", nan), ("retention", 1.1), ("retention", -0.1)),
         *(("permutations", 0), ("exact_up_to", -1), ("tolerance", -1.0)),
     ],
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedfacet.analysis.acting import Acting, Chosen, acting_in, compared, not_ranked
 from fedfacet.analysis.notes import notes_on_settings, notes_on_unfinished
 from fedfacet.analysis.runs import Run
 from fedfacet.analysis.study import Study, in_columns, ordered, origin_of
@@ -33,13 +34,16 @@ _MOST_ROWS, _ACROSS = 6, 3
 
 _TITLE = "How evenly clients were selected, means over seeds."
 
+_ACTS = (
+    "Acts: the share of places (a client in a round) that differ from those of `{0}`, of the same seed. By chance: the share "
+    "that would differ if cohorts were drawn uniformly. Where the two are alike, `acts` tells nothing unless `{0}` is the same "
+    "selector with its mechanism off. "
+)
+
 OVERLAP = (
     "How alike two settings choose: the Jaccard index of their cohorts of the same round and seed, the mean over rounds and "
     "seeds. 1: the same clients, 0: none in common."
 )
-
-Chosen = NDArray[np.bool_]
-"""Who was selected when, shape (R, K): rounds x clients."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +78,8 @@ class Selection:
         overlap: (row, other row, column) -> the Jaccard index of their cohorts, the mean over rounds, per seed that both have.
         chosen: (row, column) -> who was selected in the run of the lowest seed.
         types: (row, column) -> the type of each client in that run's federation.
+        acting: (row, column) -> seed -> how many places differ from those of the row that others are compared with. Empty
+            without such a row.
         caption, notes: sentences below the table.
     """
 
@@ -82,6 +88,7 @@ class Selection:
     overlap: Mapping[tuple[str, str, str], Sequence[float]]
     chosen: Mapping[tuple[str, str], Chosen]
     types: Mapping[tuple[str, str], Sequence[str]]
+    acting: Mapping[tuple[str, str], Mapping[int, Acting]]
     caption: str
     notes: tuple[str, ...]
 
@@ -100,17 +107,30 @@ class Selection:
             by = f"{fmean(rounds):.4g}" if len(rounds) == len(runs) else f"{len(rounds)} of {len(runs)} runs"
             heads = self.study.row(place[0]), self.study.column(place[1])
             line = [*heads, str(len(runs)), f"{clients:.3g}", f"{never:.3g}", by, f"{gini:.3f}", f"{jain:.3f}", f"{gap:.4g}"]
-            rows.append(line)
+            rows.append([*line, *self._acts(place)])
         columns = [self.study.corner, self.study.heads, "seeds", "clients a round", "never", "everybody by", "Gini", "Jain"]
+        columns += ["longest gap", *(["acts", "by chance"] if self.acting else [])]
         numbers: list[tuple[Any, ...]] = [
-            ("row", "column", "seed", "clients_a_round", "never_selected", "everybody_by_round", "gini", "jain", "longest_gap")
+            (
+                *("row", "column", "seed", "clients_a_round", "never_selected", "everybody_by_round", "gini", "jain"),
+                *("longest_gap", "acts", "acts_by_chance"),
+            )
         ]
         for place, runs in self.evenness.items():
             for one in runs:
                 everybody = "" if one.coverage is None else one.coverage
-                numbers.append((*place, one.seed, one.places, one.never, everybody, one.gini, one.jain, one.gap))
-        shown, more = distinguishing_columns([*columns, "longest gap"], rows, names=2), list(self._overlaps())
+                differs = self.acting.get(place, {}).get(one.seed)
+                acts = (differs.share, differs.chance) if differs else ("", "")
+                numbers.append((*place, one.seed, one.places, one.never, everybody, one.gini, one.jain, one.gap, *acts))
+        shown, more = distinguishing_columns(columns, rows, names=2), list(self._overlaps())
         return Table(self.caption, **shown, notes=self.notes, label="selection", numbers=numbers, more=more, title=_TITLE)
+
+    def _acts(self, place: tuple[str, str]) -> list[str]:
+        """Return the cells of what differs, two where anything is compared."""
+        if not self.acting:
+            return []
+        runs = self.acting.get(place, {}).values()
+        return [f"{fmean(one.share for one in runs):.2f}", f"{fmean(one.chance for one in runs):.2f}"] if runs else ["", ""]
 
     def _overlaps(self) -> Iterator[Table]:
         """Yield a matrix of settings x settings per column."""
@@ -126,11 +146,13 @@ class Selection:
             yield Table(OVERLAP, [f"overlap, {self.study.column(column)}" if several else "overlap", *names], rows)
 
 
-def selection_of(runs: Sequence[Run], **asked: Any) -> Selection:
+def selection_of(runs: Sequence[Run], baseline: str | None = None, **asked: Any) -> Selection:
     """Return who was selected; ``runs`` and ``asked`` are as for ``Study``.
 
+    ``baseline`` is the head of the row that others are compared with; ``None`` for that of ``uniform``, or else of ``all``.
+
     Raises:
-        ConfigError: as ``Study``.
+        ConfigError: as ``Study``, or if there is no such row.
         FedFacetError: if a run's ``metrics.csv`` or ``partition.json`` cannot be read.
     """
     study = Study(runs, metric="", **asked)
@@ -151,14 +173,18 @@ def selection_of(runs: Sequence[Run], **asked: Any) -> Selection:
                 )
             elif both:
                 overlap[row, other, column] = [alikeness(one[seed], two[seed]) for seed in both]
+    heads = ordered({row for row, _ in found})
+    against, others = compared(heads, next((head for head in heads if study.row(head) == baseline), baseline))
+    differing = acting_in(found, against, others)
+    notes += not_ranked(differing, against)
     caption = (
         "Means over seeds. Clients a round; clients never selected; the first round after which everybody has been selected; "
         "Gini and Jain of the clients' numbers of rounds; the most rounds in a row that somebody was left out. "
-        f"{origin_of(study.finished, study.command)}"
+        f"{_ACTS.format(against) if differing else ''}{origin_of(study.finished, study.command)}"
     )
     every = {place: [evenness(chosen_RK, seed) for seed, chosen_RK in by_seed.items()] for place, by_seed in found.items()}
     chosen = {place: by_seed[min(by_seed)] for place, by_seed in found.items()}
-    return Selection(study, every, overlap, chosen, types, caption, tuple(notes))
+    return Selection(study, every, overlap, chosen, types, differing, caption, tuple(notes))
 
 
 def evenness(chosen_RK: Chosen, seed: int = 0) -> Evenness:

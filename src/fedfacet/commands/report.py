@@ -212,7 +212,7 @@ def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
         times = time_to(runs, targets=targets, **of_study(options, runs, command, metric=metric))
         return pictured(times, draw_times, options)
     asked = of_study(options, runs, command)
-    if options.compare:
+    if options.compare and not options.selection:
         from fedfacet.analysis.comparison import compare_with, draw_comparison
 
         comparison = compare_with(runs, options.compare, test=options.test or "permutation", **asked)
@@ -228,7 +228,7 @@ def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
         from fedfacet.analysis.selection import draw_selection, selection_of
         from fedfacet.analysis.writers import to_csv
 
-        table = pictured(selection_of(runs, **asked), draw_selection, options, "selection.png")
+        table = pictured(selection_of(runs, options.compare, **asked), draw_selection, options, "selection.png")
         options.picture.with_suffix(".csv").write_text(to_csv(table), encoding="utf-8")
         return table
     from fedfacet.analysis.tables import make_table

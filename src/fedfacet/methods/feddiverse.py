@@ -12,7 +12,7 @@ from fedfacet.methods.fedavg_first import PretrainedSelector
 from fedfacet.selectors.base import Taxonomy
 from fedfacet.types import Query, SelectionContext, ServerState
 
-# Columns of a triplet in the order in which they lead a triple: spurious correlation, attribute, class imbalance.
+# Columns of a triplet in the order in which they lead a triple, the released code's: spurious correlation, attribute, class.
 DIMENSIONS = (2, 1, 0)
 _TIE = 1e-6
 
@@ -29,7 +29,8 @@ class FedDiverseSelector(PretrainedSelector):
     3. the client with the largest :math:`|\langle u^{k_p} \times u^{k_c}, u^k \rangle|`,
 
     until the cohort is full; the last triple is cut short. Dimension i starts with the spurious correlation and moves on with
-    every triple and every round.
+    every triple and every round, to attribute imbalance and then to class imbalance. That is the order of the released code's
+    rows; the paper's section 4.2 rotates "(SC, CI, AI)". Each dimension leads as often in either order.
 
     Source: FedDiverse (arXiv:2504.11216), algorithms 5 and 6; thesis, section 5.4.2 and appendix C.
 

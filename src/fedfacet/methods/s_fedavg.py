@@ -34,12 +34,16 @@ class SFedAvgSelector(ClientSelector):
     values. Floating-point buffers are averaged as parameters are.
 
     Source: Nagalapatti and Narayanam, Game of Gradients: Mitigating Irrelevant Clients in Federated Learning, AAAI 2021,
-    arXiv:2110.12257, algorithm S-FedAvg, as the thesis' table 4 and a public port of the method describe it. Neither the
-    algorithm nor the defaults were checked against the paper.
+    arXiv:2110.12257, section "Computing Relevance Scores of Clients" and algorithms 1 and 2. The paper has alpha 0.75, beta
+    0.25 and 5 of 10 clients a round.
 
-    Deviations: up to ``exact_up_to`` updates values are exact; beyond that, ``permutations`` orders are drawn and cut short by
-    ``tolerance``. The temperature is ours; the paper's is 1, which is a gentle preference, since accuracies lie in [0, 1]. The
-    mean of a coalition is a plain one, also where the aggregator weighs clients or does more than average.
+    The paper's softmax has no temperature, which is ``temperature=1``. Accuracies lie in [0, 1], so that it hardly prefers
+    anybody: after a first Shapley value of 0.5 one of ten clients is drawn with probability 0.109 instead of 0.1.
+
+    Deviations: the temperature may be another. Up to ``exact_up_to`` updates values are exact; beyond that, ``permutations``
+    orders are drawn and cut short by ``tolerance``. The paper draws 10 orders even of 5 updates, and cuts none. Its games have
+    :math:`v(\emptyset) = 0` by convention, here that is the accuracy of the model that was sent. The mean of a coalition is a
+    plain one, also where the aggregator weighs clients or does more than average.
 
     A round costs O(K log K) to select. To learn from m updates the server passes its samples through :math:`2^m` models, where
     values are exact, or through up to m times ``permutations``; ``server/samples`` counts them. Whole updates stay in memory
@@ -47,7 +51,7 @@ class SFedAvgSelector(ClientSelector):
 
     Args:
         temperature: tau, larger than 0.
-        retention: alpha in [0, 1).
+        retention: alpha in [0, 1]; 1 forgets nothing.
         gain: beta, larger than 0.
         exact_up_to: of how many updates Shapley values are exact, 0 or larger.
         permutations: how many orders are drawn for more updates, 1 or larger.
@@ -57,7 +61,7 @@ class SFedAvgSelector(ClientSelector):
     taxonomy = Taxonomy("efficiency", "DSRT", ("θ",), "Shapley value on the server's samples", "probability", "fixed rounds")
 
     temperature: Annotated[float, Number("larger than 0, and finite")] = 1.0
-    retention: Annotated[float, Within("[0, 1)")] = 0.75
+    retention: Annotated[float, Within("[0, 1]")] = 0.75
     gain: Annotated[float, Number("larger than 0, and finite")] = 0.25
     exact_up_to: Annotated[int, Whole(0)] = 6
     permutations: Annotated[int, Whole()] = 20

@@ -29,8 +29,8 @@ class ActiveFLSelector(ClientSelector):
 
     K counts the clients that are available in the round. Ties in step 2 are broken by the round's draw.
 
-    Source: Goetz et al., Active Federated Learning, arXiv:1909.12641, algorithm 1, as the thesis (table 4, AFL_G) and two ports
-    of the method describe it. Neither the algorithm nor the defaults were checked against the paper.
+    Source: Goetz et al., Active Federated Learning, arXiv:1909.12641, algorithm 1, as the thesis (table 4, AFL_G) and two
+    ports of the method describe it. Neither the algorithm nor the defaults were checked against the paper.
 
     Deviations: at least one place is drawn uniformly while a client that is available has not reported yet; with r rounded
     down, a cohort of nine would never explore. The thesis starts with :math:`v_k = -\infty` for everybody, of which a softmax

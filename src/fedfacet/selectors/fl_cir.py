@@ -30,7 +30,8 @@ class FLCIRSelector(ClientSelector):
 
        .. math:: R_c = \frac{\exp(\beta / \rho_c)}{\sum_j \exp(\beta / \rho_j)}
 
-       and :math:`\bar R_k` is the mean over the :math:`T_k` updates of client k so far.
+       (without :math:`\beta`, :math:`R_c = 1 / \rho_c`), and :math:`\bar R_k` is the mean over the :math:`T_k` updates of
+       client k so far.
     2. Select. Clients never seen come first, by lot. Of the others the first one has the largest
 
        .. math:: \hat r_k = \frac{1}{\mathrm{KL}(\bar R_k \,\|\, U)} + a \sqrt{\frac{3 \ln t}{2 T_k}}
@@ -45,11 +46,15 @@ class FLCIRSelector(ClientSelector):
     The server learns class shares without a question, from updates and samples of its own: no ``disclosure`` forbids that.
 
     Source: Yang et al., Federated Learning with Class Imbalance Reduction, EUSIPCO 2021, arXiv:2011.11266, as the thesis'
-    table 4 and appendix A.1 describe it. Neither the algorithm nor the defaults were checked against the paper.
+    table 4 and appendix A.1 describe it. It was compared with the authors' released code (``main.py``, ``LossRatio.py``), not
+    with the paper. As in that code, :math:`L_c` is the loss of the samples of class c. Means forget nothing. All clients are
+    seen once before any other is chosen.
 
-    Deviations: :math:`L_c` is of class c alone, not of all samples: with two classes the gradients of all samples' loss are
-    opposite in the two rows, so that G would be alike for every client. It is the gradient of a row's weights, without its
-    bias. All clients never seen come before any other, and the mean is a plain one, which forgets nothing.
+    Deviations: G is the square of the head's row of class c without its bias, in the code the sum of the mean squares of all
+    tensors. The code has :math:`R_c = 1 / \rho_c`, which is ``sharpness=null``. Its softmax is commented out. Its reward is
+    one over the cross entropy of U and R, averaged over a client's rounds. The next client of a cohort is the one with the
+    least such entropy. It has ``exploration=0.8`` and counts rounds from 0. It takes clients never seen in their order, here
+    they come by lot.
 
     A round costs O(κ K Y) to select κ of K clients by Y classes, more than O(K log K), because every next client depends on
     those before: 1,000 of 10,000 clients of ten classes take 2 seconds. To learn, the server passes its samples through one
@@ -57,13 +62,13 @@ class FLCIRSelector(ClientSelector):
     numbers. Clients are asked nothing.
 
     Args:
-        sharpness: beta, larger than 0 and at most 1e3: how far shares are apart.
+        sharpness: beta, larger than 0 and at most 1e3: how far shares are apart. ``None`` is for no softmax.
         exploration: a, 0 or larger: how much a client gains that was seen seldom.
     """
 
     taxonomy = Taxonomy("efficiency", "DSRT", ("θ",), "bandit on gradients of the server's samples", "ranking", "fixed rounds")
 
-    sharpness: Annotated[float, Within("(0, 1e3]")] = 1.0
+    sharpness: Annotated[float | None, Within("(0, 1e3]")] = 1.0
     exploration: Annotated[float, Within("[0, 1e9]")] = 1.0
 
     def init(self, facts: Facts) -> ServerState:
@@ -124,14 +129,14 @@ class FLCIRSelector(ClientSelector):
         return {"shares": shares_KY, "times": times_K}
 
 
-def class_shares(squares_Y: Floats, sharpness: float) -> Floats:
+def class_shares(squares_Y: Floats, sharpness: float | None) -> Floats:
     r"""Return :math:`R_c \propto \exp(\beta / \rho_c)` with :math:`\rho_c = \sum_j G_c / G_j`, shape (Y,).
 
     It is NaN throughout if a gradient is not finite.
 
     Args:
         squares_Y: G, 0 or larger, shape (Y,).
-        sharpness: beta.
+        sharpness: beta; ``None`` for :math:`R_c = 1 / \rho_c`.
 
     Example:
         The second class has a third of the first one's gradient, so 1/rho is 1/4 and 3/4:
@@ -144,6 +149,8 @@ def class_shares(squares_Y: Floats, sharpness: float) -> Floats:
     least = squares_Y.min()
     inverse_Y = least / squares_Y if least > 0 else (squares_Y == 0).astype(np.float64)
     inverse_Y = inverse_Y / inverse_Y.sum()
+    if sharpness is None:
+        return inverse_Y  # type: ignore[no-any-return]
     powers_Y = np.exp(sharpness * (inverse_Y - inverse_Y.max()))  # the largest is 1: none overflows, and not all underflow
     shares_Y: Floats = powers_Y / powers_Y.sum()
     return shares_Y

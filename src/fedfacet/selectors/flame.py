@@ -41,16 +41,16 @@ class FlameSelector(ClientSelector):
     are broken by the round's draw.
 
     Source: Cho et al., FLAME: Federated Learning Across Multi-device Environments, arXiv:2202.08922. The formula and the
-    defaults are as released code of the method has them; they were not checked against the paper. E_max is a tenth of a battery
-    of 3,000 mAh at 3.7 V.
+    defaults are those of the authors' released code (``device_selection.py``); they were not checked against the paper. E_max
+    is a tenth of a battery of 3,000 mAh at 3.7 V.
 
-    Deviations: the code begins with :math:`E_k = 0`, by which it divides, and with a loss of 10 for everybody; here those never
-    heard come first. Its factor of time jumps from 1 to alpha at T; this one does too. Its T_k are of profiles, these were
-    observed; one that is not known is no longer than T. Several devices of one user are not held together, as data have no
-    users. Energy is that of whole rounds without jitter; what questions take, and what a client saves that is late or lost, is
-    not counted. :math:`E_k` is at least 1e-12 of :math:`E_{max}`, for devices that use no energy. A valuation that is not
-    finite has its client come last, and the log names it. A client that tells no finite joules, or negative ones, is never
-    chosen.
+    Deviations: the code begins with :math:`E_k = 0`, by which it divides, and with a loss of 10 for everybody; here those
+    never heard come first. Its factor of time jumps from 1 to alpha at T; this one does too. Its T_k are of profiles, these
+    were observed; one that is not known is no longer than T. Several devices of one user are not held together, as data have
+    no users. The code adds 60 J a round for sending and receiving, instead of ``devices.joules_per_byte``. Energy is that of
+    whole rounds without jitter; what questions take, and what a client saves that is late or lost, is not counted. :math:`E_k`
+    is at least 1e-12 of :math:`E_{max}`, for devices that use no energy. A valuation that is not finite has its client come
+    last, and the log names it. A client that tells no finite joules, or negative ones, is never chosen.
 
     A round costs O(K log K), and one pass of the cohort's samples through the model, which the ledger counts. A client
     discloses the joules of a round once, and its valuation in every round for which it is selected.

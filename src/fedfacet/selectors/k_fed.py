@@ -39,11 +39,11 @@ class KFedSelector(ClientSelector):
     this round. So a cohort of k or more meets every cluster that is the main one of somebody available. Clients without
     centres, or whose centres are not finite, join where too few others are available.
 
-    Source: Dennis et al., Heterogeneity for the Win: One-Shot Federated Clustering, ICML 2021, arXiv:2103.00697, algorithm 2,
-    and the authors' code; the thesis' table 4. The application to client selection follows the thesis' description; it was not
-    checked against the paper.
+    Source: Dennis et al., Heterogeneity for the Win: One-Shot Federated Clustering, ICML 2021, arXiv:2103.00697, algorithm 2;
+    thesis, table 4. It was compared with the authors' released code (``kfed`` in ``fkms/algorithms.py``), not with the paper.
+    That code selects no clients, which follows the thesis' description.
 
-    Deviations: M starts with one centre, of the client with the lowest number, where the paper starts with all of a client.
+    Deviations: M starts with one centre, of the client with the lowest number, where the code starts with all of that client.
     These are of different clusters if every client's k' is the number of clusters it has; here k' is the same for all, and a
     client of one cluster has two centres in it. The paper says nothing of a client's main cluster. Clients that come later are
     asked then, and all centres are clustered anew.

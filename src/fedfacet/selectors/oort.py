@@ -45,18 +45,19 @@ class OortSelector(ClientSelector):
     Without devices nothing is known of durations, and the clock changes nothing. The same holds where all durations are equal.
 
     Source: Lai et al., Oort: Efficient Federated Learning via Guided Participant Selection, OSDI 2021, arXiv:2010.06081,
-    equation 2 and algorithm 1. Formulas and defaults are as the authors' code has them; they were not checked against the
-    paper. FedScale's copy has ``exploration_decay=0.98``, ``exploration_least=0.3``, ``clip=0.9``, ``cutoff=0.05`` and
-    ``round_threshold=30``.
+    equation 2 and algorithm 1. Formulas and defaults are those of the authors' released code (``oort/oort.py`` and
+    ``training/argParser.py``); they were not checked against the paper. FedScale's copy has ``exploration_decay=0.98``,
+    ``exploration_least=0.3``, ``clip=0.9``, ``cutoff=0.05`` and ``round_threshold=30``.
 
     Deviations: losses are of the model as it is sent (``LossMoments``). The code fails where step 3 takes all who were heard,
     since there is nobody beyond the places; then the last of them counts. Utilities that are all alike count as 1, as in the
     code, which takes 0.999 of the smallest utility as the smallest; here it is the smallest. The code's largest utility is not
-    clipped. Its exploration ends for good once everybody was heard; here newcomers are explored. Its clients say beforehand how
-    long they will take, which counts for T and for those never heard; here durations are observed. The number of samples is not
-    capped at those that a client trains on. Clients that are chosen often are not put on a black list, which is off in the code
-    too. A client that is late or lost has no duration and keeps what is known of it. A report that is not finite, or has
-    negative numbers, counts as none, and the log names the client.
+    clipped. Its exploration ends for good once everybody was heard; here newcomers are explored. Its pacer is one round
+    behind, with a 0 as the first utility, and averages over those drawn by score. Its clients say beforehand how long they
+    will take, which counts for T and for those never heard; here durations are observed. The number of samples is not capped
+    at those that a client trains on. Clients that are chosen often are not put on a black list, which is off in the code too.
+    A client that is late or lost has no duration and keeps what is known of it. A report that is not finite, or has negative
+    numbers, counts as none, and the log names the client.
 
     A round costs O(K log K), and one pass of the cohort's samples through the model, which the ledger counts. A client
     discloses its number of samples once, and three numbers in every round for which it is selected.
