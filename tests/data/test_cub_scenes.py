@@ -69,6 +69,7 @@ def test_the_subject_is_found_by_colour_and_set_on_the_background():
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
+        ({"land": ["../sea"]}, ConfigError, "CIFAR-100 has no class '../sea': name others"),
         ({"land": ["sea"]}, ConfigError, "name one or more classes of CIFAR-100 in each, none twice"),
         ({"val_fraction": 0.7}, ValueError, "leaves no photographs to train on: lower one of them"),
         ({"image_size": 4}, ValueError, "`dataset.image_size`"),

@@ -1,5 +1,6 @@
 """Photographs of birds set on scenes of CIFAR-100, with the scene as spurious attribute."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ CLASSES, BACKGROUNDS = ("landbird", "waterbird"), ("land", "water")
 HALF = (0.5,) * 3
 """Mean and deviation that the weights of ``model=efficientnet_lite0`` expect."""
 
+_NAME = re.compile("[a-z_]+")  # they are names of files too
 _TILE = 32
 _REMEDY = f"restore the folder {BIRDS}"
 Whole64 = NDArray[np.int64]
@@ -105,7 +107,12 @@ class CubScenes(DatasetSource):
                 f"`dataset.val_fraction` and `dataset.test_fraction` are {self.val_fraction} and {self.test_fraction}, which "
                 "leaves no photographs to train on: lower one of them."
             )
-        if not self.land or not self.water or len({*self.land, *self.water}) < len(self.land) + len(self.water):
+        names = [*self.land, *self.water]
+        if odd := [name for name in names if not _NAME.fullmatch(name)]:
+            raise ConfigError(
+                f"CIFAR-100 has no class {odd[0]!r}: name others in `dataset.land` and `dataset.water`, such as plain or sea."
+            )
+        if not self.land or not self.water or len(set(names)) < len(names):
             raise ConfigError(
                 f"`dataset.land` and `dataset.water` are {list(self.land)} and {list(self.water)}: name one or more classes of "
                 "CIFAR-100 in each, none twice."
