@@ -42,9 +42,9 @@ def test_tweets_are_rows_of_words_by_user(tweets):
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"x": [tweet("a")], "y": [2]}, "a label is not 0 or 1"),
-        ({"x": [["a"]], "y": [1]}, "a tweet is not a list of"),
-        ({"x": [], "y": []}, "as many tweets as labels"),
+        ({"x": [tweet("a")], "y": [2]}, "labels: one is not 0 or 1"),
+        ({"x": [["a"]], "y": [1]}, "tweets: one is not a list of"),
+        ({"x": [], "y": []}, "tweets: not as many as labels"),
     ],
 )
 def test_faulty_tweets_are_said(tweets, own, said):
@@ -93,5 +93,5 @@ def test_comments_are_rows_of_ten_tokens_and_the_one_that_follows(tmp_path):
 
 def test_a_row_of_another_length_is_said(tmp_path):
     write(tmp_path, "train", {"1": {"x": [[["a"]]], "y": [{"target_tokens": [["b"]]}]}})
-    with pytest.raises(DatasetCorruptError, match="a row is not 10 words and as many that follow"):
+    with pytest.raises(DatasetCorruptError, match="rows: one is not 10 words and as many that follow"):
         Reddit(root=str(tmp_path)).load()

@@ -50,11 +50,11 @@ def test_windows_follow_readings_without_a_gap(tmp_path):
     ("lines", "said"),
     [
         ([line("M", 0, "much")], "could not convert string to float"),
-        ([line("M", 0, -1)], "line 2 has -1 kWh"),
-        ([line("M", 0, 1, "Free")], "line 2 has the tariff 'Free'"),
-        ([line("M", 0, 1), line("M", 1, 1, "ToU")], "line 3 gives M a second tariff"),
-        (["M,Std"], "line 2 has 2 entries"),
-        ([line("M", 0, 1)], "have too few readings without a gap for windows of 48 .*: lower `dataset.length`"),
+        ([line("M", 0, -1)], "line 2: -1 kWh"),
+        ([line("M", 0, 1, "Free")], "line 2: tariff 'Free'"),
+        ([line("M", 0, 1), line("M", 1, 1, "ToU")], "line 3: a second tariff of M"),
+        (["M,Std"], "line 2: 2 entries"),
+        ([line("M", 0, 1)], "have too few readings without a gap for windows of 48: lower `dataset.length`"),
     ],
 )
 def test_faults_are_said(lines, said, tmp_path):

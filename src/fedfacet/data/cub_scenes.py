@@ -65,19 +65,18 @@ class CubScenes(DatasetSource):
 
     Training, validation and test share neither photographs nor scenes. Photographs are split within each species; scenes that
     test are CIFAR-100's test images. Every photograph that validates or tests is set on one scene of land and on one of water.
-    With the default fractions, landbirds on land, landbirds on water, waterbirds on land and waterbirds on water are 13, 13, 31
-    and 31 in validation, and 26, 26, 63 and 63 in the test.
+    With the default fractions, each scene has 13 landbirds and 31 waterbirds in validation. In the test it has 26 and 63.
 
     A training group has as many images as the partition demands, or ``per_group``. It takes its photographs in turn, in an
     order drawn for each turn, and its scenes likewise. So one photograph is in several images, of several clients.
 
     Columns are ``species``, ``photograph`` and ``scene`` (the class of CIFAR-100, numbered as in ``land`` and then ``water``).
 
-    Source: the construction is that of Sagawa et al., ICLR 2020, arXiv:1911.08731, appendix B.1 (WaterBirds); photographs of
-    Welinder et al., Caltech-UCSD Birds 200, CNS-TR-2010-001; scenes of Krizhevsky, 2009. For non-commercial research and
-    education only.
+    Source: the construction is that of WaterBirds (Sagawa et al., ICLR 2020, arXiv:1911.08731). Photographs are those of
+    Welinder et al., Caltech-UCSD Birds 200, CNS-TR-2010-001, and scenes those of Krizhevsky, 2009. For non-commercial research
+    and education only.
 
-    Deviation: other photographs, other scenes, and cut-outs by colour; a bird takes four fifths of its image.
+    Deviation: other photographs, other scenes, and cut-outs by colour. A bird takes four fifths of its image.
 
     Args:
         root: folder that holds ``cub200_2010_subset`` (``metadata.csv`` and ``images``) and ``cifar100``, the latter as

@@ -55,22 +55,22 @@ def _users_in(file: Path, parse: Callable[[Any, Any], Own], called: str) -> dict
         """Return an object of a file; a user's is parsed at once, since lists of numbers take ten times what bytes do."""
         content = dict(pairs)
         if len(content) < len(pairs):
-            raise ValueError("a name is there twice in one object")
+            raise ValueError("one object: a name is there twice")
         return (len(content["y"]), parse(content["x"], content["y"])) if content.keys() == {"x", "y"} else content
 
     with reading(file, "a file as LEAF writes it", "delete the folder and make it again"):
         content = json.loads(file.read_bytes(), object_pairs_hook=parsed)
         users, data = content["users"], content["user_data"]
         if set(users) != set(data) or len(set(users)) < len(users) or not users:
-            raise ValueError(f"`users` and `user_data` do not name the same {called}s, each once")
+            raise ValueError(f"names: `users` and `user_data` do not name the same {called}s, each once")
         counts = [data[name][0] for name in users]
         if content.get("num_samples", counts) != counts:
-            raise ValueError("`num_samples` are not the numbers of samples")
+            raise ValueError("numbers: `num_samples` are not those of samples")
         return {str(name): data[name][1] for name in users}
 
 
 def vocabulary_of(words: Sequence[str], most: int) -> dict[str, int]:
-    """Return the number of each of the ``most - 1`` commonest words, from 1; 0 is ``UNKNOWN``.
+    """Return the number of each of the ``most - 1`` commonest words, from 1. The number 0 is ``UNKNOWN``.
 
     Words of one count are in alphabetical order.
     """

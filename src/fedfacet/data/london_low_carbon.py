@@ -53,7 +53,7 @@ class LondonLowCarbon(DatasetSource):
 
     .. math:: (x - \mu) / \sigma
 
-    with mean and deviation of the readings that train, in kWh per half hour; ``partition.json`` has both. Of each household's
+    with mean and deviation of the readings that train, in kWh per half hour. ``partition.json`` has both. Of each household's
     windows the first train, the next ``val_fraction`` validate and the last ``test_fraction`` test; no reading is in windows of
     two parts. The attribute is the tariff: standard (``Std``) or time of use (``ToU``). ``partition=natural
     partition.label=household`` makes a client of each household.
@@ -115,9 +115,8 @@ class LondonLowCarbon(DatasetSource):
         files = sorted(self.folder.glob("*.csv"))
         if not files:
             raise DatasetNotFoundError(
-                f"There are no csv files of Low Carbon London in {self.folder}: unpack them there (data.london.gov.uk, "
-                "smartmeter-energy-use-data-in-london-households), name another folder with dataset.root=DIR, or point "
-                "FEDFACET_DATA at a folder that holds london_low_carbon/."
+                f"There are no csv files of Low Carbon London in {self.folder}: unpack them there, or give dataset.root=DIR "
+                "(data/README.md says where they come from)."
             )
         found: Readings = {}
         for file in files:
@@ -138,8 +137,8 @@ class LondonLowCarbon(DatasetSource):
         train, val, test = (np.flatnonzero(part == number) for number in range(3))
         if not (len(train) and len(val) and len(test)):
             raise DatasetCorruptError(
-                f"Households in {self.folder} ({len(names)}) have too few readings without a gap for windows of {self.length} "
-                "that train, validate and test: lower `dataset.length`, or restore the files."
+                f"Households in {self.folder} ({len(names)}) have too few readings without a gap for windows of {self.length}: "
+                "lower `dataset.length`."
             )
         whole = np.concatenate(series)
         read = np.zeros(len(whole), dtype=bool)
@@ -184,24 +183,24 @@ def _read(file: Path, found: Readings) -> None:
         rows = csv.reader(opened)
         header = [name.strip() for name in next(rows, [])]
         if lacking := [name for name in (HOUSEHOLD, TARIFF, TIME, USED) if name not in header]:
-            raise ValueError(f"it has no column {lacking[0]!r}")
+            raise ValueError(f"line 1: no column {lacking[0]!r}")
         places = [header.index(name) for name in (HOUSEHOLD, TARIFF, TIME, USED)]
         for row in rows:
             if not row:
                 continue
             if len(row) <= max(places):
-                raise ValueError(f"line {rows.line_num} has {len(row)} entries")
+                raise ValueError(f"line {rows.line_num}: {len(row)} entries")
             name, tariff, stamp, used = (row[place].strip() for place in places)
             if tariff not in TARIFFS:
-                raise ValueError(f"line {rows.line_num} has the tariff {tariff!r}")
+                raise ValueError(f"line {rows.line_num}: tariff {tariff!r}")
             known, readings = found.setdefault(name, (tariff, {}))
             if known != tariff:
-                raise ValueError(f"line {rows.line_num} gives {name} a second tariff")
+                raise ValueError(f"line {rows.line_num}: a second tariff of {name}")
             if used in _MISSING:
                 continue
             value, time = float(used), np.datetime64(stamp[:19].replace(" ", "T"), "s")
             if not (math.isfinite(value) and 0 <= value < _MOST_KWH):
-                raise ValueError(f"line {rows.line_num} has {used} kWh")
+                raise ValueError(f"line {rows.line_num}: {used} kWh")
             readings.setdefault(time, value)
 
 

@@ -18,7 +18,7 @@ from fedfacet.errors import DatasetCorruptError
 GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 MERGED = "".join(character for character in CHARACTERS if character not in "cijklmopsuvwxyz")
-"""Lower-case letters that look like their capitals count as these."""
+"""Lower-case characters that look like their capitals count as these."""
 
 SPLITS = {
     "byclass": CHARACTERS,
@@ -47,9 +47,8 @@ def _dataset(
         x, y = files.read(f"{part}-{IMAGES}", (28, 28)), files.read(f"{part}-{LABELS}", ()).astype(np.int64) - first
         if len(x) != len(y) or y.min() < 0 or y.max() >= len(names):
             raise DatasetCorruptError(
-                f"The {part} files of {files.name} in {files.folder} hold {len(x)} images and {len(y)} labels from "
-                f"{y.min() + first} to {y.max() + first}, not {first} to {len(names) - 1 + first}: delete them and fetch them "
-                "again."
+                f"{files.name}'s {part} files in {files.folder} hold {len(x)} images and {len(y)} labels from "
+                f"{y.min() + first} to {y.max() + first}, not {first} to {len(names) - 1 + first}: fetch them again."
             )
         images.append(x.transpose(0, 2, 1) if turned else x)
         labels.append(y)
@@ -64,7 +63,7 @@ def _dataset(
 class FashionMNIST(DatasetSource):
     """Grey pictures of garments, 1 x 28 x 28 pixels, ten classes, 60,000 training and 10,000 test images, no attribute.
 
-    Source: Xiao, Rasul and Vollgraf, arXiv:1708.07747; MIT licence. The thesis, table 5, lists it with clients by class
+    Source: Xiao, Rasul and Vollgraf, arXiv:1708.07747, MIT licence. The thesis, table 5, lists it with clients by class
     (``partition=classes_per_client`` or ``dirichlet``). Mean 0.2860 and deviation 0.3530 are those of the training images.
 
     Args:
@@ -93,7 +92,7 @@ class FashionMNIST(DatasetSource):
 
 @dataclass(eq=False)
 class EMNIST(DatasetSource):
-    """Handwritten digits and letters without writers, 1 x 28 x 28 pixels, light on dark, no attribute.
+    """Handwritten characters, digits and the alphabet, without writers, 1 x 28 x 28 pixels, light on dark, no attribute.
 
     Files hold each image transposed; here it stands upright. The split ``byclass`` has 62 classes, 697,932 training and 116,323
     test images; ``balanced`` has 47 classes, 112,800 and 18,800. ``dataset=femnist`` has the same characters by writer.

@@ -35,7 +35,7 @@ class Reddit(DatasetSource):
     Source: LEAF (Caldas et al., arXiv:1812.01097), which has comments of December 2017 from pushshift.io, and its vocabulary of
     10,000 tokens. The thesis, table 5, lists it with clients by writer.
 
-    Deviation: a prediction of the token for all others counts as right where that is the label; LEAF counts it as wrong. A row
+    Deviation: a prediction of the token for all others counts as right where that is the label. LEAF counts it as wrong. A row
     of nothing but padding and ``<EOS>`` is left out.
 
     Args:
@@ -81,9 +81,8 @@ class Reddit(DatasetSource):
 
     def _missing(self, part: str) -> str:
         return (
-            f"There are no json files of LEAF in {self.folder / part}: fetch them (github.com/TalwalkarLab/leaf, "
-            "data/reddit/README.md has the address) and name the folder that holds `data` with dataset.root=DIR, or point "
-            "FEDFACET_DATA at a folder that holds reddit/."
+            f"There are no json files of LEAF in {self.folder / part}: fetch them, and give dataset.root=DIR "
+            "(data/README.md says where they come from)."
         )
 
 
@@ -98,12 +97,12 @@ def _rows_of(comments: Any, labels: Any) -> Rows:
     for pieces, label in zip(comments, labels, strict=True):
         for piece, targets in zip(pieces, label["target_tokens"], strict=False):  # which may have one row more, of padding
             if not len(piece) == len(targets) == LENGTH or not all(isinstance(token, str) for token in (*piece, *targets)):
-                raise ValueError(f"a row is not {LENGTH} words and as many that follow")
+                raise ValueError(f"rows: one is not {LENGTH} words and as many that follow")
             tokens = [token for token in piece if token != _PAD]
             tokens = tokens[:-1] if tokens[-1:] == ["<EOS>"] else tokens
             if tokens:
                 rows.append(tokens)
                 follow.append(targets[len(tokens) - 1])
     if _PAD in follow:
-        raise ValueError("a row is followed by padding, but does not end with <EOS>")
+        raise ValueError("rows: one without <EOS> is followed by padding")
     return rows, follow

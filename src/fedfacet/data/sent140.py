@@ -28,7 +28,7 @@ class Sent140(DatasetSource):
     and -1 pads a row at its end. ``model=text_classifier`` reads such rows. ``partition=natural partition.label=user`` makes a
     client of each user. The splits are those of LEAF's files.
 
-    Source: Go, Bhayani and Huang, Twitter sentiment classification using distant supervision, 2009; the layout and 25 words a
+    Source: Go, Bhayani and Huang, Twitter sentiment classification using distant supervision, 2009. The layout and 25 words a
     tweet as in LEAF (Caldas et al., arXiv:1812.01097). The thesis, table 5, lists it with clients by writer.
 
     Deviation: LEAF's own network reads GloVe vectors, and its vocabulary is GloVe's. In a federation the clients would have to
@@ -83,17 +83,16 @@ class Sent140(DatasetSource):
 
     def _missing(self, part: str) -> str:
         return (
-            f"There are no json files of LEAF in {self.folder / part}: make them (github.com/TalwalkarLab/leaf, data/sent140, "
-            "`./preprocess.sh -s niid --sf 0.05 -k 3 -t sample`) and name the folder that holds its `data` with "
-            "dataset.root=DIR, or point FEDFACET_DATA at a folder that holds sent140/."
+            f"There are no json files of LEAF in {self.folder / part}: make them, and give dataset.root=DIR "
+            "(data/README.md has LEAF's command)."
         )
 
 
 def _tweets_of(rows: Any, labels: Any) -> Tweets:
     if not isinstance(rows, list) or not isinstance(labels, list) or len(rows) != len(labels) or not rows:
-        raise ValueError("a user does not have as many tweets as labels")
+        raise ValueError("tweets: not as many as labels, or none")
     if not all(isinstance(row, list) and len(row) > _TEXT and isinstance(row[_TEXT], str) for row in rows):
-        raise ValueError("a tweet is not a list of its number, date, query, user and text")
+        raise ValueError("tweets: one is not a list of number, date, query, user and text")
     if any(isinstance(label, bool) or label not in (0, 1) for label in labels):
-        raise ValueError("a label is not 0 or 1")
+        raise ValueError("labels: one is not 0 or 1")
     return [row[_TEXT].lower().split() or [""] for row in rows], labels

@@ -43,15 +43,15 @@ class EfficientNetLite0(Network):
 
     The weights expect pixels of mean 0.5 and standard deviation 0.5 a channel, which is what ``dataset=cub_scenes`` gives.
 
-    Source: Tan and Le, EfficientNet, ICML 2019, arXiv:1905.11946; the Lite variant of Google's TPU repository, which has no
+    Source: Tan and Le, EfficientNet, ICML 2019, arXiv:1905.11946, in the Lite variant of Google's TPU repository. That has no
     squeeze-and-excitation, ReLU6, and a stem and a last layer of fixed width.
 
-    Deviation: the GroupNorm form is not of that source. The head is drawn anew unless the file's head has the same shape.
+    Deviation: the GroupNorm form is not of that source. The head starts at random unless the file's head has the same shape.
 
     Args:
         num_classes: Y.
-        weights: ``"none"`` for a random start; ``"imagenet"``; or the path of a ``.safetensors`` or ``.pth`` file with a state
-            dict of this network, of timm's, or of the package's.
+        weights: ``"none"`` for a random start, ``"imagenet"``, or the path of a ``.safetensors`` or ``.pth`` file. It has a
+            state dict of this network, of timm's, or of the package's.
         norm: ``"batch"`` or ``"group"``.
         groups: of GroupNorm at most, 1 or larger.
         dropout: probability before the head, in [0, 1).
