@@ -20,11 +20,11 @@ OPTIONS = [*sorted(file.stem for file in (ROOT / "conf" / "dataset").glob("*.yam
 
 CLIENTS_OF_A_COLUMN = {
     "retina": "client", "covid_fl": "client", "shakespeare": "role", "mnist": "writer", "femnist": "writer",
-    "adult": "occupation", "acs_employment": "state"
+    "adult": "occupation", "acs_employment": "state", "sent140": "user", "reddit": "user", "london_low_carbon": "household",
 }  # fmt: skip
 """Data sets that know who owns a sample, and the column that says it."""
 
-SPARSE = {"shakespeare"}
+SPARSE = {"shakespeare", "reddit"}
 """Data sets with classes so rare that no sample may have them."""
 
 
@@ -133,7 +133,8 @@ def test_images_are_kept_as_bytes_and_normalised_and_other_inputs_stay_as_they_a
         assert len(dataset.mean) == len(dataset.std) == kept.shape[1]
         expected = (kept / 255 - torch.tensor(dataset.mean).view(-1, 1, 1)) / torch.tensor(dataset.std).view(-1, 1, 1)
         torch.testing.assert_close(batch.x, expected, rtol=1e-4, atol=1e-5)
-    assert batch.y.tolist() == dataset.y[dataset.test[:3]].tolist()
+    labels = dataset.y if dataset.targets is None else dataset.targets
+    assert batch.y.tolist() == labels[dataset.test[:3]].tolist()
     assert batch.a.tolist() == dataset.a[dataset.test[:3]].tolist()
 
 

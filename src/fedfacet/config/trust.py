@@ -296,7 +296,7 @@ _WORDS = {
     "sites": "",
     "paths": "data_dir log_dir sweep_dir",
     "dataset": "root folder file labels tokenizer attribute attributes bins classes columns decimal drop encoding features "
-    "folders input missing numbers sensitive_features separator split states target words",
+    "folders input land missing numbers sensitive_features separator split states target water words",
     "partition": "label keep_together name settings partition_by",
     "model": "architecture attention name norm weights",
     "adapter": "base_dtype modules_to_save target_modules trained",

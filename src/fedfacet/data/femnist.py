@@ -1,9 +1,6 @@
 """FEMNIST in LEAF's layout."""
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedfacet.data.dataset import Dataset, InMemoryInputs
-from fedfacet.data.generated import noise, write_whole
-from fedfacet.data.reading import reading
+from fedfacet.data.generated import noise
+from fedfacet.data.leaf import read_users, write_users
 from fedfacet.data.source import DatasetSource, located
-from fedfacet.errors import DatasetCorruptError, DatasetNotFoundError
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 """LEAF's 62 classes."""
@@ -54,8 +50,7 @@ class FEMNIST(DatasetSource):
                 labels = np.arange(2 * len(CHARACTERS)) % len(CHARACTERS)
                 pixels = noise(f"femnist-{part}-{writer}", labels, (_SIDE * _SIDE,))
                 data[f"{part}_{writer:02d}"] = {"x": np.round(pixels / 255, 4).tolist(), "y": labels.tolist()}
-            written = {"users": list(data), "num_samples": [len(own["y"]) for own in data.values()], "user_data": data}
-            write_whole(self.folder / part / "all_data_0.json", json.dumps(written).encode())
+            write_users(self.folder / part / "all_data_0.json", data)
 
     def load(self, demand: NDArray[np.int64] | None = None) -> Dataset:
         """Read the files; see ``DatasetSource.load``."""
@@ -87,44 +82,13 @@ class FEMNIST(DatasetSource):
 
     def _part(self, part: str) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]:
         """Return every writer's images, shape (n, 784), and classes, shape (n,)."""
-        files = sorted((self.folder / part).glob("*.json"))
-        if not files:
-            raise DatasetNotFoundError(
-                f"Expected LEAF's json files in {self.folder / part}, but there are none: make them with LEAF "
-                "(github.com/TalwalkarLab/leaf, data/femnist, `./preprocess.sh -s niid --sf 0.2 -k 300 -t user`) and name the "
-                "folder that holds its `data` with dataset.root=DIR, point FEDFACET_DATA at a folder that holds femnist/, or "
-                "use `experiment=mnist_writers_submodels dataset.download=true` instead, whose clients are writers too."
-            )
-        known: dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]] = {}
-        for file in files:
-            for name, own in _writers_in(file).items():
-                if name in known:
-                    raise DatasetCorruptError(
-                        f"Expected each writer in one file of {self.folder / part}, but {name!r} is in {file.name} and in "
-                        "another: delete the folder and make it again."
-                    )
-                known[name] = own
-        return known
-
-
-def _writers_in(file: Path) -> dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-    with reading(file, "a file as LEAF writes it", "delete the folder and make it again"):
-        content = json.loads(file.read_bytes(), object_pairs_hook=_object)
-        users, data = content["users"], content["user_data"]
-        if set(users) != set(data) or len(set(users)) < len(users) or not users:
-            raise ValueError("`users` and `user_data` do not name the same writers, each once")
-        counts = [len(data[name][1]) for name in users]
-        if content.get("num_samples", counts) != counts:
-            raise ValueError("`num_samples` are not the numbers of images")
-        return {str(name): data[name] for name in users}
-
-
-def _object(pairs: Sequence[tuple[str, Any]]) -> Any:
-    """Return an object of a file; a writer's as arrays at once, since lists of numbers take ten times what the bytes do."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        raise ValueError("a name is there twice in one object")
-    return _images_of(content["x"], content["y"]) if content.keys() == {"x", "y"} else content
+        missing = (
+            f"Expected LEAF's json files in {self.folder / part}, but there are none: make them with LEAF "
+            "(github.com/TalwalkarLab/leaf, data/femnist, `./preprocess.sh -s niid --sf 0.2 -k 300 -t user`) and name the "
+            "folder that holds its `data` with dataset.root=DIR, point FEDFACET_DATA at a folder that holds femnist/, or "
+            "use `experiment=mnist_writers_submodels dataset.download=true` instead, whose clients are writers too."
+        )
+        return read_users(self.folder / part, _images_of, missing=missing, user="writer")
 
 
 def _images_of(rows: Any, labels: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

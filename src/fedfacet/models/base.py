@@ -53,3 +53,10 @@ def without_head(network: nn.Module, name: str) -> tuple[nn.Linear, str]:
         )
     network.set_submodule(last, nn.Identity())
     return layer, last
+
+
+def keep_statistics(network: nn.Module) -> None:
+    """Set all layers of batch normalisation to evaluation, so that a training step neither uses nor changes a batch's own."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()

@@ -8,7 +8,7 @@ from typing import Self
 from torch import Tensor, nn
 from torchvision.models import ResNet50_Weights, resnet50
 
-from fedfacet.models.base import Network
+from fedfacet.models.base import Network, keep_statistics
 from fedfacet.models.pretrained import load_weights
 
 
@@ -63,9 +63,7 @@ class ResNet50(ResNet50Network):
         """Set the mode of all layers; that of batch normalisation stays evaluation where statistics are frozen."""
         super().train(mode)
         if self.frozen_statistics:
-            for module in self.backbone.modules():
-                if isinstance(module, nn.BatchNorm2d):
-                    module.eval()
+            keep_statistics(self.backbone)
         return self
 
 
