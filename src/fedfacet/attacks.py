@@ -1,5 +1,6 @@
 """Membership inference: how sure an attacker is, from what a model says of samples, that these were trained on."""
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class Attack(Declared, ABC):
     """What signals must hold besides what the attacked model says."""
 
     threshold: float | None = None
-    """From which score on the attack calls a sample a member; ``None`` where it only ranks."""
+    """From which score on the attack calls a sample a member; ``None`` where known samples tell, see ``bound``."""
 
     least_out: int = 0
     """How many shadow models that were not trained on it every sample needs."""
@@ -87,6 +88,17 @@ class Attack(Declared, ABC):
     @abstractmethod
     def scores(self, signals: Signals) -> Scores:
         """Return a finite score per sample, shape (n,)."""
+
+    def bound(self, scores: Scores, signals: Signals) -> float:
+        """Return the score from which on the attacker calls a sample a member.
+
+        An attack without a ``threshold`` takes the one that tells most of the known samples apart. So does the thesis'
+        released code. It is NaN where no member or no other is known.
+        """
+        if self.threshold is not None:
+            return self.threshold
+        members, others = scores[signals.known_members], scores[signals.known_others]
+        return -_best(-members, -others) if len(members) and len(others) else math.nan
 
     def has_enough(self, signals: Signals) -> bool:
         """Tell whether there are enough shadow models for every sample, and trajectories where they are needed."""

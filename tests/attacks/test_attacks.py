@@ -1,6 +1,7 @@
 """Membership inference attacks: direction, closed forms, and oracles written apart from them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -171,6 +172,15 @@ def test_thresholds_of_the_loss():
     np.testing.assert_allclose(LossThreshold().scores(signals), 0.2 - losses, atol=1e-9)
     np.testing.assert_allclose(LossThreshold(rule="best").scores(signals), 0.65 - losses, atol=1e-9)
     np.testing.assert_allclose(LossThreshold(rule="per_class").scores(signals), np.where(y == 0, 0.15, 0.3) - losses, atol=1e-9)
+
+
+def test_an_attack_that_only_ranks_finds_its_threshold_on_the_known_samples():
+    _, signals = world(1.0, n=6, shadows=2)
+    known = replace(signals, known_members=np.array([0, 1]), known_others=np.array([4, 5]))
+    scores = np.array([3.0, 2.0, 9.0, -9.0, 1.0, 0.0])
+    assert LiRA().bound(scores, known) == RMIA().bound(scores, known) == 1.5
+    assert (Gap().bound(scores, known), LossThreshold().bound(scores, known)) == (1, 0), "these have one"
+    assert math.isnan(LiRA().bound(scores, replace(known, known_others=np.array([], int))))
 
 
 @pytest.mark.parametrize(

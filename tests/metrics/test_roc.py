@@ -90,6 +90,17 @@ def test_an_order_without_variance_has_an_exact_bound(members, others, ends):
     assert high - low > 0.2
 
 
+@pytest.mark.parametrize(("n", "m", "close"), [(3, 3, 0.012), (30, 30, 0.004), (20, 60, 0.012)])
+def test_an_attack_that_knows_nothing_has_an_advantage_over_all_thresholds(n, m, close):
+    """Its mean over 4,000 random orders; with three of each it is (4^3 / 20 - 1) / 6, by counting them all."""
+    orders = np.random.default_rng(0).permuted(np.repeat([[1 / n] * n + [-1 / m] * m], 4000, axis=0), axis=1)
+    simulated = np.maximum(orders.cumsum(axis=1).max(axis=1), 0).mean()
+    chance = roc_of(np.arange(n), np.arange(m)).null_advantage
+    assert chance == pytest.approx(simulated, abs=close)
+    if n == m == 3:
+        assert chance == pytest.approx((64 / 20 - 1) / 6)
+
+
 def test_perfect_and_useless():
     assert roc_of([2, 3], [0, 1]).auc == roc_of([2, 3], [0, 1]).advantage == 1
     flat = roc_of([1, 1, 1], [1, 1])

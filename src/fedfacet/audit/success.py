@@ -1,5 +1,6 @@
 """How well attacks tell members from others: per victim, over all victims, and per class and group."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -25,7 +26,7 @@ class Success:
         scores: of all samples of the audit set, shape (2m,).
         scored: which of them the attacker did not know, shape (2m,).
         roc: of the scored ones.
-        advantage: true minus false positive rate at the attack's own threshold; NaN where it only ranks.
+        advantage: true minus false positive rate at the attacker's own threshold; NaN where there is none.
         null_auc: the mean AUC of the same attack on shadow models, among samples that these were not trained on: what it finds
             without any membership, such as a difference between members' and others' distribution. NaN without shadow models.
         null_std: standard deviation of that over the shadow models.
@@ -50,9 +51,8 @@ def attacked(attack: Attack, signals: Signals, audit_set: AuditSet) -> Success:
     scores = attack.scores(signals)
     scored, is_member = ~audit_set.is_known, audit_set.is_member
     members, others = scores[scored & is_member], scores[scored & ~is_member]
-    advantage = NAN
-    if attack.threshold is not None:
-        advantage = float((members >= attack.threshold).mean() - (others >= attack.threshold).mean())
+    bound = attack.bound(scores, signals)
+    advantage = NAN if math.isnan(bound) else float((members >= bound).mean() - (others >= bound).mean())
     nulls = null_aucs(attack, signals, audit_set)
     return Success(
         scores=scores,
@@ -149,5 +149,6 @@ def row_of(success: Success) -> dict[str, float]:
         "null_std": success.null_std,
         "advantage": success.advantage,
         "advantage_best": roc.advantage,
+        "null_advantage_best": roc.null_advantage,
         **{f"tpr_at_{rate:g}": roc.true_positives_at(rate) for rate in RATES},
     }

@@ -44,6 +44,20 @@ class Roc:
         return float((self.true_positives - self.false_positives).max())
 
     @property
+    def null_advantage(self) -> float:
+        r"""The mean ``advantage`` of an attack that knows nothing, where scores have no ties.
+
+        It is the mean of the one-sided statistic of Smirnov. For n = m it is j/n or more in :math:`\binom{2n}{n+j}` orders
+        (Gnedenko and Korolyuk, 1951). So the mean is
+
+        .. math:: \frac{1}{2n} \left( 4^n \binom{2n}{n}^{-1} - 1 \right) \approx \frac{\sqrt{\pi n} - 1}{2n}.
+
+        Where n and m differ, n is their harmonic mean, an approximation.
+        """
+        n = 2 * self.num_members * self.num_others / (self.num_members + self.num_others)
+        return (math.exp(2 * n * math.log(2) + 2 * math.lgamma(n + 1) - math.lgamma(2 * n + 1)) - 1) / (2 * n)
+
+    @property
     def null_std(self) -> float:
         """The standard deviation of the AUC of an attack that knows nothing, where scores have no ties."""
         n, m = self.num_members, self.num_others
@@ -77,10 +91,10 @@ def roc_of(members: Sequence[float] | NDArray[np.float64], others: Sequence[floa
         V_i = \frac{R(x_i) - R'(x_i)}{m}, \quad W_j = 1 - \frac{R(y_j) - R'(y_j)}{n}, \quad
         \mathrm{AUC} = \bar{V}, \quad \sigma^2 = \frac{\operatorname{var} V}{n} + \frac{\operatorname{var} W}{m}.
 
-    The ends are :math:`\operatorname{logit} \mathrm{AUC} \pm 1.96 \, \sigma / (\mathrm{AUC} (1 - \mathrm{AUC}))`, taken back from
-    the logit scale (Pepe, The Statistical Evaluation of Medical Tests, 2003, section 5.2). A perfect order has no variance. Of
-    :math:`k = \min(n, m)` disjoint pairs all are then ordered, which has the chance :math:`\mathrm{AUC}^k`. So the exact
-    one-sided bound is :math:`b = 0.05^{1/k}`: the interval is [b, 1]. It is [b/2, 1 - b/2] where all scores are equal.
+    The interval is :math:`\operatorname{logit} \mathrm{AUC} \pm 1.96 \, \sigma / (\mathrm{AUC} (1 - \mathrm{AUC}))` on the
+    logit scale (Pepe, The Statistical Evaluation of Medical Tests, 2003). A perfect order has no variance. All of its
+    :math:`k = \min(n, m)` disjoint pairs are ordered, which has the chance :math:`\mathrm{AUC}^k`. So the exact one-sided
+    bound is :math:`b = 0.05^{1/k}`: the interval is [b, 1]. It is [b/2, 1 - b/2] where all scores are equal.
 
     Args:
         members: scores of n members, 2 or more, finite.
