@@ -150,6 +150,30 @@ def test_rmia_against_the_formula():
     np.testing.assert_allclose(RMIA(gamma=gamma).scores(signals), expected, atol=1e-12)
 
 
+def test_rmia_compares_with_all_others_at_hand():
+    """With 3 known others scores have 4 values, and no true positive at 1 % false ones; with 100 more it finds most of LiRA."""
+    is_member, signals = world(1.0, n=2200)
+    further = np.flatnonzero(~is_member)[-100:]
+    kept = np.setdiff1d(np.arange(len(is_member)), further)
+
+    def part(places, known):
+        return Signals(
+            signals.logits[places], signals.y[places], np.arange(0), known,
+            signals.shadow_logits[:, places], signals.shadow_members[:, places],
+        )  # fmt: skip
+
+    own = part(kept, np.flatnonzero(~is_member[kept])[:3])
+    all_known = part(np.arange(len(is_member)), np.concatenate([np.flatnonzero(~is_member)[:3], further]))
+    given = replace(own, references=part(further, np.arange(0)))
+    few, many = RMIA(references="known").scores(given), RMIA().scores(given)
+    assert len(np.unique(few)) <= 4 < 50 < len(np.unique(many))
+    np.testing.assert_array_equal(many, RMIA().scores(all_known)[kept])
+    np.testing.assert_array_equal(few, RMIA().scores(own))
+    found = [roc_of(scores[is_member[kept]], scores[~is_member[kept]]) for scores in (few, many)]
+    assert found[1].auc > found[0].auc + 0.01
+    assert found[1].true_positives_at(0.01) > found[0].true_positives_at(0.01) == 0
+
+
 def test_rmia_without_shadows_that_saw_a_sample():
     """Offline: p(x) = ((1 + a) p_out + 1 - a) / 2."""
     _, signals = world(1.0, n=80, shadows=6)

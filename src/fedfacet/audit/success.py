@@ -80,6 +80,7 @@ def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[flo
             known_others=np.flatnonzero(audit_set.is_known & ~audit_set.is_member & ~seen),
             shadow_logits=signals.shadow_logits[rest],
             shadow_members=signals.shadow_members[rest],
+            references=_unseen(signals.references, number) if signals.references is not None else None,
         )
         scored = ~audit_set.is_known & ~seen
         is_member, is_other = scored & audit_set.is_member, scored & ~audit_set.is_member
@@ -87,6 +88,21 @@ def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[flo
             scores = attack.scores(target)
             found.append(roc_of(scores[is_member], scores[is_other]).auc)
     return found
+
+
+def _unseen(references: Signals, number: int) -> Signals:
+    """Return the references that a shadow model was not trained on, and some other was not either, with it for a target."""
+    rest = np.arange(len(references.shadow_logits)) != number
+    members = references.shadow_members[rest]
+    keep = ~references.shadow_members[number] & ~members.all(axis=0)
+    return Signals(
+        logits=references.shadow_logits[number][keep],
+        y=references.y[keep],
+        known_members=references.known_members,
+        known_others=references.known_others,
+        shadow_logits=references.shadow_logits[rest][:, keep],
+        shadow_members=members[:, keep],
+    )
 
 
 def pooled(successes: Sequence[Success], *, shared_others: bool = False) -> dict[str, float]:

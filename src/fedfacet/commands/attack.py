@@ -54,7 +54,7 @@ example: {command} run=logs/train/runs/<time> attack=[gap,loss_threshold,lira] s
 WHERE_IT_LIES = ("root", "download", "url")
 """Settings of a data set that shadow models do not depend on; whether it is augmented, say, they do."""
 
-_MANY_KNOWN = 50
+_MANY_REFERENCES = 100
 
 _HEADS = ("attack", "members", "AUC", "95 %", "p", "AUC, unseen", "advantage", "TPR at 1 %")
 _HOW_TO_READ = (
@@ -132,7 +132,7 @@ def attack_run(
     trust: Sequence[str],
 ) -> "tuple[Audit, Path, list[str]]":
     """Attack one run, write what was found into its folder, and return it, that folder and what to remark."""
-    from fedfacet.audit.audit import audit, needs_shadows, write_audit
+    from fedfacet.audit.audit import audit, needs_shadows, references_of, write_audit
     from fedfacet.audit.defence import proof_of
     from fedfacet.audit.federations import with_enough
     from fedfacet.audit.victims import client_victims, round_to_attack, server_victims, without_pairs
@@ -165,6 +165,7 @@ def attack_run(
             pools, compared = [pool_of(again, config, shadows, source)] * len(victims), {"models": shadows.models}
         trajectories = trajectories_of(again, config, attacks, shadows, victims)
         threat_model = threat_model_of(again, config, source, victims, compared, trajectories is not None)
+        threat_model |= references_of(victims, attacks)
         found = audit(
             again, victims, attacks, pools=pools, trajectories=trajectories, threat_model=threat_model, proven=proof.epsilons
         )
@@ -195,11 +196,11 @@ def remarks_on(audit: "Audit", num_rounds: int) -> list[str]:
     ):
         remarks.append("`AUC, unseen` of lira needs 6 shadow models or more.")
     remarks += epsilons_in_words(audit.rows, audit.threat_model["delta"])
-    few = min(int(victim.audit_set.is_known.sum()) // 2 for victim in audit.victims)
-    if "rmia" in audit.successes and few < _MANY_KNOWN:
+    few = audit.threat_model.get("references", _MANY_REFERENCES)
+    if few < _MANY_REFERENCES:
         remarks.append(
-            f"rmia compares with known others, {few} of the smallest client: its scores have {few + 1} values there. Raise "
-            "members.known_share."
+            f"rmia compares with {few} known others where they are fewest, so its scores have {few + 1} values there: hold out "
+            "more samples, or raise members.known_share."
         )
     return remarks
 
@@ -335,6 +336,7 @@ def sentence_of(threat_model: Mapping[str, Any]) -> str:
     kind = "federations" if "federations" in shadows else "models"
     known = f", {shadows['models']} shadow {kind}" if shadows["models"] else ""
     known += ", a shadow model and students for each" if "trajectory" in threat_model["attacks"] else ""
+    known += f", {threat_model['references']} known others or more for rmia" if "references" in threat_model else ""
     return f"round {threat_model['round']}: {whose} {moment[threat_model['moment']]}, logits alone{known}; others: {others}"
 
 
