@@ -73,10 +73,11 @@ def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[flo
     found = []
     for number, logits in enumerate(signals.shadow_logits):
         seen, rest = signals.shadow_members[number], np.arange(len(signals.shadow_logits)) != number
+        known = audit_set.is_known & (seen if seen.any() else audit_set.is_member)
         target = Signals(
             logits=logits,
             y=signals.y,
-            known_members=np.flatnonzero(known if (known := audit_set.is_known & seen).any() else seen),
+            known_members=np.flatnonzero(known if known.any() else seen),
             known_others=np.flatnonzero(audit_set.is_known & ~audit_set.is_member & ~seen),
             shadow_logits=signals.shadow_logits[rest],
             shadow_members=signals.shadow_members[rest],
