@@ -174,8 +174,11 @@ class LiRA(Attack):
     The offline score ranks as the paper's :math:`1 - \Pr[Z > \varphi]` does, without its ties where that rounds to 1.
 
     Source: Carlini et al., Membership Inference Attacks From First Principles, S&P 2022, arXiv:2112.03570, algorithm 1 and
-    section VI. The thesis' equation 13 prints the direction the other way round; its released code has the right one, with the
-    largest probability in place of the true class's.
+    section VI. The thesis' attack (section 4.5.2) is the offline one. Its equation 13 prints the direction the other way round.
+    Its released code has the right one, with the largest probability instead of the true class's.
+
+    Deviations from the authors' code: A mean replaces the median. The variance divides by one less than the number of models.
+    The global variance is within samples. The offline score has one side, as in the paper, where that code's has two.
 
     Args:
         mode: ``"offline"``, or ``"online"``, which takes shadow models that were trained on a sample too.
@@ -286,7 +289,8 @@ class RMIA(Attack):
     two means. The z are samples that the attacker knows to be no members. Scores have one value more than there are z. Of the
     highest score, 1, there may be many.
 
-    Source: Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, ICML 2024, arXiv:2312.03262.
+    Source: Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, ICML 2024, arXiv:2312.03262, and the authors'
+    code, whose gamma is 1 and whose usual a is 0.3. Deviation: That code counts only ratios larger than gamma.
 
     Args:
         gamma: how much larger a ratio must be, 1 or larger.

@@ -43,11 +43,11 @@ class Shadows(Declared):
     and every run of the same data and model. An attacker who has that much knows more than the thesis' (10,000 samples of
     other clients). What it finds is no bound all the same: these models are trained by themselves, not in a federation.
 
-    With ``data="others"`` the attacker of a client is the thesis': each model is trained on a random set of the other clients'
-    training samples, and there is a pool per client. No model saw a sample of the client's, so LiRA is offline.
+    With ``data="others"`` the attacker of a client is the thesis'. Each model is trained on a random set of the other clients'
+    training samples, and each client has a pool. No model saw a sample of the client's, so LiRA is offline.
 
-    Source: the thesis, sections 4.5.2 and 4.7.3; its released code for the 10,000 samples. Deviation: where the other clients
-    have fewer than twice ``samples``, a set is half of theirs. The released code takes them all, the same for every model.
+    Source: the thesis, sections 4.5.2 and 4.7.3, and its released code for the 10,000 samples. Deviation: A set is half of the
+    other clients' samples where these are fewer than twice ``samples``. The released code then takes up to all of them.
 
     Attributes:
         data: ``"all"``, halves of all samples that can be attacked, or ``"others"``.
