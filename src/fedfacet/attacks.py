@@ -1,6 +1,5 @@
 """Membership inference: how sure an attacker is, from what a model says of samples, that these were trained on."""
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -103,7 +102,7 @@ class Attack(Declared, ABC):
         if self.threshold is not None:
             return self.threshold
         members, others = scores[signals.known_members], scores[signals.known_others]
-        return -_best(-members, -others) if len(members) and len(others) else math.nan
+        return -_best(-members, -others) if len(members) and len(others) else np.nan
 
     def has_enough(self, signals: Signals) -> bool:
         """Tell whether there are enough shadow models for every sample, and trajectories where they are needed."""
@@ -176,7 +175,6 @@ class LiRA(Attack):
     Source: Carlini et al., Membership Inference Attacks From First Principles, S&P 2022, arXiv:2112.03570, algorithm 1 and
     section VI. The thesis' attack (section 4.5.2) is the offline one. Its equation 13 prints the direction the other way round.
     Its released code has the right one, with the largest probability instead of the true class's.
-
     Deviations from the authors' code: A mean replaces the median. The variance divides by one less than the number of models.
     The global variance is within samples. The offline score has one side, as in the paper, where that code's has two.
 
