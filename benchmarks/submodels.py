@@ -21,7 +21,7 @@ from provenance import headline, provenance
 from torch import nn
 from workloads import WORKLOADS
 
-from fedfacet.audit.shadows import Shadows, train_pool
+from fedfacet.audit.shadows import ShadowData, Shadows, train_pool
 from fedfacet.build import build
 from fedfacet.config import compose_job
 from fedfacet.engines.base import Engine
@@ -142,11 +142,12 @@ def pool(federation: Federation, engine: Engine, size: PoolSize, *, threads: int
     began = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory() as folder:
+            shadows, samples = Shadows(models=size.models, epochs=size.epochs), np.arange(size.samples)
             train_pool(
-                Shadows(models=size.models, epochs=size.epochs),
+                shadows,
                 federation.engine.clients,
                 lambda number: WORKLOADS["W5"].make_model(),
-                np.arange(size.samples),
+                ShadowData(samples, tuple(samples[half] for half in shadows.halves(size.samples))),
                 engine=engine,
                 folder=Path(folder),
                 facts={},

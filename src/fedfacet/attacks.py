@@ -18,6 +18,9 @@ SHADOWS = "shadows"
 TRAJECTORY = "trajectory"
 """What an attack needs that looks at losses of students, while they learn from the model."""
 
+REFERENCES = "references"
+"""What an attack needs that compares with as many known others as there are."""
+
 Scores = NDArray[np.float64]
 
 
@@ -48,6 +51,7 @@ class Signals:
         shadow_logits: what S shadow models say, shape (S, n, Y); S is 0 where there are none.
         shadow_members: whether each shadow model was trained on each sample, shape (S, n).
         trajectories: ``None`` where no attack needs them.
+        references: the same of further others that the attacker knows; ``None`` where no attack needs them.
     """
 
     logits: NDArray[np.float64]
@@ -57,6 +61,7 @@ class Signals:
     shadow_logits: NDArray[np.float64]
     shadow_members: NDArray[np.bool_]
     trajectories: Trajectories | None = None
+    references: "Signals | None" = None
 
     @property
     def losses(self) -> Scores:
@@ -76,7 +81,7 @@ class Attack(Declared, ABC):
     """What signals must hold besides what the attacked model says."""
 
     threshold: float | None = None
-    """From which score on the attack calls a sample a member; ``None`` where it only ranks."""
+    """From which score on the attack calls a sample a member; ``None`` where known samples tell, see ``bound``."""
 
     least_out: int = 0
     """How many shadow models that were not trained on it every sample needs."""
@@ -87,6 +92,17 @@ class Attack(Declared, ABC):
     @abstractmethod
     def scores(self, signals: Signals) -> Scores:
         """Return a finite score per sample, shape (n,)."""
+
+    def bound(self, scores: Scores, signals: Signals) -> float:
+        """Return the score from which on the attacker calls a sample a member.
+
+        An attack without a ``threshold`` takes the one that tells most of the known samples apart. So does the thesis'
+        released code. It is NaN where no member or no other is known.
+        """
+        if self.threshold is not None:
+            return self.threshold
+        members, others = scores[signals.known_members], scores[signals.known_others]
+        return -_best(-members, -others) if len(members) and len(others) else np.nan
 
     def has_enough(self, signals: Signals) -> bool:
         """Tell whether there are enough shadow models for every sample, and trajectories where they are needed."""
@@ -157,8 +173,10 @@ class LiRA(Attack):
     The offline score ranks as the paper's :math:`1 - \Pr[Z > \varphi]` does, without its ties where that rounds to 1.
 
     Source: Carlini et al., Membership Inference Attacks From First Principles, S&P 2022, arXiv:2112.03570, algorithm 1 and
-    section VI. The thesis' equation 13 prints the direction the other way round; its released code has the right one, with the
-    largest probability in place of the true class's.
+    section VI. The thesis' attack (section 4.5.2) is the offline one. Its equation 13 prints the direction the other way round.
+    Its released code has the right one, with the largest probability instead of the true class's.
+    Deviations from the authors' code: A mean replaces the median. The variance divides by one less than the number of models.
+    The global variance is within samples. The offline score has one side, as in the paper, where that code's has two.
 
     Args:
         mode: ``"offline"``, or ``"online"``, which takes shadow models that were trained on a sample too.
@@ -266,21 +284,25 @@ class RMIA(Attack):
         p(x) = \tfrac{1}{2} \left( (1 + a) \, \bar{p}_{out}(x) + 1 - a \right),
 
     with :math:`\bar{p}_{out}` the mean over shadow models that were not trained on x; where some were, p(x) is the mean of the
-    two means. The z are the samples that the attacker knows to be no members. Of the highest score, 1, there may be many.
+    two means. The z are samples that the attacker knows to be no members. Scores have one value more than there are z. Of the
+    highest score, 1, there may be many.
 
-    Source: Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, ICML 2024, arXiv:2312.03262.
+    Source: Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, ICML 2024, arXiv:2312.03262, and the authors'
+    code, whose gamma is 1 and whose usual a is 0.3. Deviation: That code counts only ratios larger than gamma.
 
     Args:
         gamma: how much larger a ratio must be, 1 or larger.
         offline_a: a in [0, 1], how much a sample's probability rises when it is trained on; 1 for not at all. Acts on samples
             that no shadow model was trained on, of which the halves of ``attack.py`` leave none.
+        references: ``"at_hand"``, z are all others that are not scored; ``"known"``, only those of the audit set.
     """
 
-    needs = frozenset({SHADOWS})
+    needs = frozenset({SHADOWS, REFERENCES})
     least_out = 1
 
     gamma: Annotated[float, Number("1 or larger and finite")] = 1.0
     offline_a: Annotated[float, Within("[0, 1]")] = 0.3
+    references: Annotated[str, Choice("at_hand", "known")] = "at_hand"
 
     def scores(self, signals: Signals) -> Scores:
         """Return the share of known others whose ratio a sample's is gamma times.
@@ -289,8 +311,17 @@ class RMIA(Attack):
             ValueError: if a sample has no shadow model that was not trained on it, or if no others are known.
         """
         self.check_shadows(signals)
-        if len(signals.known_others) == 0:
+        ratios = self._ratios(signals)
+        known = ratios[signals.known_others]
+        if self.references == "at_hand" and signals.references is not None:
+            known = np.concatenate([known, self._ratios(signals.references)])
+        if len(known) == 0:
             raise ValueError("Expected others that the attacker knows, to compare with, but got none: raise members.min_known.")
+        beaten: Scores = np.searchsorted(np.sort(known), ratios / self.gamma, side="right") / len(known)
+        return beaten
+
+    def _ratios(self, signals: Signals) -> Scores:
+        """Return how much more probable the model makes each sample than it usually is."""
         out = ~signals.shadow_members
         probabilities = np.exp(-losses_of(signals.shadow_logits, signals.y))
         mean_out = np.where(out, probabilities, 0).sum(axis=0) / out.sum(axis=0)
@@ -298,10 +329,8 @@ class RMIA(Attack):
         mean_in = np.where(signals.shadow_members, probabilities, 0).sum(axis=0) / np.maximum(num_in, 1)
         offline = ((1 + self.offline_a) * mean_out + 1 - self.offline_a) / 2
         usual = np.where(num_in > 0, (mean_out + mean_in) / 2, offline)
-        ratios = np.exp(-signals.losses) / np.maximum(usual, np.finfo(np.float64).tiny)
-        known = np.sort(ratios[signals.known_others])
-        beaten: Scores = np.searchsorted(known, ratios / self.gamma, side="right") / len(known)
-        return beaten
+        ratios: Scores = np.exp(-signals.losses) / np.maximum(usual, np.finfo(np.float64).tiny)
+        return ratios
 
 
 HIDDEN, BATCH_SIZE, MOMENTUM, WEIGHT_DECAY = (512, 128, 32), 128, 0.9, 1e-4

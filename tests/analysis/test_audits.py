@@ -16,7 +16,15 @@ from fedfacet.audit.success import RATES
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError, FedFacetError
 
-NUMBERS = ("null_auc", "advantage", "advantage_best", *(f"tpr_at_{rate:g}" for rate in RATES), "acc_members", "acc_others")
+NUMBERS = (
+    "null_auc",
+    "advantage",
+    "advantage_best",
+    "null_advantage_best",
+    *(f"tpr_at_{rate:g}" for rate in RATES),
+    "acc_members",
+    "acc_others",
+)
 
 
 def row(attack, client, auc, **more):

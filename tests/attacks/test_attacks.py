@@ -1,6 +1,7 @@
 """Membership inference attacks: direction, closed forms, and oracles written apart from them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -149,6 +150,30 @@ def test_rmia_against_the_formula():
     np.testing.assert_allclose(RMIA(gamma=gamma).scores(signals), expected, atol=1e-12)
 
 
+def test_rmia_compares_with_all_others_at_hand():
+    """With 3 known others scores have 4 values, and no true positive at 1 % false ones; with 100 more it finds most of LiRA."""
+    is_member, signals = world(1.0, n=2200)
+    further = np.flatnonzero(~is_member)[-100:]
+    kept = np.setdiff1d(np.arange(len(is_member)), further)
+
+    def part(places, known):
+        return Signals(
+            signals.logits[places], signals.y[places], np.arange(0), known,
+            signals.shadow_logits[:, places], signals.shadow_members[:, places],
+        )  # fmt: skip
+
+    own = part(kept, np.flatnonzero(~is_member[kept])[:3])
+    all_known = part(np.arange(len(is_member)), np.concatenate([np.flatnonzero(~is_member)[:3], further]))
+    given = replace(own, references=part(further, np.arange(0)))
+    few, many = RMIA(references="known").scores(given), RMIA().scores(given)
+    assert len(np.unique(few)) <= 4 < 50 < len(np.unique(many))
+    np.testing.assert_array_equal(many, RMIA().scores(all_known)[kept])
+    np.testing.assert_array_equal(few, RMIA().scores(own))
+    found = [roc_of(scores[is_member[kept]], scores[~is_member[kept]]) for scores in (few, many)]
+    assert found[1].auc > found[0].auc + 0.01
+    assert found[1].true_positives_at(0.01) > found[0].true_positives_at(0.01) == 0
+
+
 def test_rmia_without_shadows_that_saw_a_sample():
     """Offline: p(x) = ((1 + a) p_out + 1 - a) / 2."""
     _, signals = world(1.0, n=80, shadows=6)
@@ -171,6 +196,15 @@ def test_thresholds_of_the_loss():
     np.testing.assert_allclose(LossThreshold().scores(signals), 0.2 - losses, atol=1e-9)
     np.testing.assert_allclose(LossThreshold(rule="best").scores(signals), 0.65 - losses, atol=1e-9)
     np.testing.assert_allclose(LossThreshold(rule="per_class").scores(signals), np.where(y == 0, 0.15, 0.3) - losses, atol=1e-9)
+
+
+def test_an_attack_that_only_ranks_finds_its_threshold_on_the_known_samples():
+    _, signals = world(1.0, n=6, shadows=2)
+    known = replace(signals, known_members=np.array([0, 1]), known_others=np.array([4, 5]))
+    scores = np.array([3.0, 2.0, 9.0, -9.0, 1.0, 0.0])
+    assert LiRA().bound(scores, known) == RMIA().bound(scores, known) == 1.5
+    assert (Gap().bound(scores, known), LossThreshold().bound(scores, known)) == (1, 0), "these have one"
+    assert math.isnan(LiRA().bound(scores, replace(known, known_others=np.array([], int))))
 
 
 @pytest.mark.parametrize(

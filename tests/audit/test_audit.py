@@ -176,6 +176,7 @@ def test_clients_with_parts_of_the_model(run, attack):
     )
     told = attack(folder, "attack=[loss_threshold,lira]", *SHADOWS)
     assert sorted(row["rate"] for row in told["attacks"][:3]) == [0.5, 0.5, 1.0]
+    assert told["threat_model"]["shadow_models"].keys() == {"models", "epochs", "batch_size", "seed"}
     assert told["threat_model"]["shadow_models"]["models"] == 6
 
 

@@ -1,5 +1,6 @@
 """Shadow models: halves, engines, and pools that are gone on with."""
 
+import itertools
 import shutil
 
 import numpy as np
@@ -7,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfacet.audit.shadows import Shadows
+from fedfacet.audit.shadows import ShadowData, Shadows
 from fedfacet.commands.attack import main
 from fedfacet.errors import FedFacetError
+from fedfacet.types import Partition
 
 OPTIONS = ("attack=lira", "shadow.models=6", "shadow.epochs=2", "members.min_known=10")
 
@@ -33,6 +35,55 @@ def test_halves_differ_by_pair_and_by_seed():
 def test_more_models_than_halves_are_refused(num_samples, said):
     with pytest.raises(FedFacetError, match=said):
         Shadows(models=4).halves(num_samples)
+
+
+@given(st.lists(st.integers(2, 60), min_size=3, max_size=6), st.integers(2, 200), st.integers(0, 3))
+def test_other_clients_samples_are_never_the_victims(sizes, samples, seed):
+    """And each model has a set of its own, of ``samples`` or half of what there is."""
+    edges = np.cumsum([0, *sizes])
+    partition = Partition(tuple(np.random.default_rng(seed).permutation(edges[-1])[a:b] for a, b in itertools.pairwise(edges)))
+    shadows = Shadows(data="others", samples=samples, models=4, seed=seed)
+    for client_id, own in enumerate(partition.indices):
+        sets = shadows.sets_for(partition, client_id)
+        rest = np.concatenate([other for k, other in enumerate(partition.indices) if k != client_id])
+        for one in sets:
+            assert not np.isin(one, own).any()
+            assert np.isin(one, rest).all()
+            assert len(np.unique(one)) == len(one) == min(samples, len(rest) // 2)
+    assert len(sets) == 4
+    with pytest.raises(FedFacetError, match=r"give shadow\.data=all"):
+        shadows.sets_for(Partition(partition.indices[:1]), 0)
+
+
+def test_others_data_find_members(run, attack, tmp_path):
+    told = attack(
+        run(), "attack=[lira,rmia]", "shadow.data=others", "shadow.models=4", "shadow.epochs=2", "clients=[0]",
+        f"paths.log_dir={tmp_path}",
+    )  # fmt: skip
+    assert told["threat_model"]["shadow_models"]["data"] == "others"
+    assert len(list(pool_in(tmp_path).glob("*.safetensors"))) == 4
+    for row in told["attacks"]:
+        assert row["auc"] > 0.6
+        assert row["null_auc"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_what_a_usual_pool_is_known_by_stays():
+    """Pools that were trained before are found again."""
+    assert ShadowData(np.arange(3), (np.arange(2),)).key.keys() == {"samples"}
+    assert ShadowData(np.arange(3), (np.arange(3, 9),), client_id=1).key.keys() == {"samples", "sets"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("attack=lira", "attack.lira.mode=online"), "give mode=offline"),
+        (("attack=lira", "victim=server"), "attack clients"),
+        (("attack=lira", "shadow.runs=logs"), "leave one of them out"),
+    ],
+)
+def test_what_needs_models_that_saw_a_sample_is_refused_with_others_data(run, tmp_path, capsys, options, said):
+    assert main([f"run={run()}", "shadow.data=others", *options, f"paths.log_dir={tmp_path}"]) == 2
+    assert said in capsys.readouterr().err
 
 
 def pool_in(folder):
@@ -101,7 +152,7 @@ def test_weights_are_drawn_anew_for_each_model_and_know_their_half(run, attack, 
     assert len({one.tobytes() for one in logits}) == 6
 
 
-@pytest.mark.parametrize("key", ["models", "epochs", "batch_size", "seed"])
+@pytest.mark.parametrize("key", ["models", "epochs", "batch_size", "seed", "samples"])
 def test_numbers_out_of_range_are_refused(key):
     with pytest.raises(ValueError, match=f"shadow.{key}"):
         Shadows(**{key: -1})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedfacet.attacks import LiRA, LossThreshold, Signals
-from fedfacet.audit.success import Success, attacked, per_slice, pooled
+from fedfacet.audit.success import Success, attacked, per_slice, pooled, row_of
 from fedfacet.data.audit_set import AuditSet
 from fedfacet.metrics.roc import roc_of
 
@@ -54,6 +54,17 @@ def test_membership_does_not_show_there():
         assert found.roc.auc > 0.75
         assert found.null_auc == pytest.approx(0.5, abs=0.03)
         assert found.null_std < 0.06
+
+
+def test_the_advantage_is_at_the_threshold_of_the_known_samples():
+    """It is below the largest over all thresholds, which is above 0 by chance where there is nothing to find."""
+    signals, audit_set = world(shift=0.0, membership=0.0)
+    found = attacked(LiRA(), signals, audit_set)
+    is_member, calls = audit_set.is_member[found.scored], found.scores[found.scored] >= LiRA().bound(found.scores, signals)
+    assert found.advantage == calls[is_member].mean() - calls[~is_member].mean()
+    row = row_of(found)
+    assert abs(row["advantage"]) < row["advantage_best"]
+    assert row["null_advantage_best"] == pytest.approx(row["advantage_best"], abs=0.04)
 
 
 def test_without_shadow_models_there_is_no_null():

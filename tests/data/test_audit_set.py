@@ -39,6 +39,19 @@ def test_samples_are_drawn_and_not_the_first(data):
     assert np.array_equal(one.samples, again.samples)
 
 
+@pytest.mark.parametrize("others", ["holdout", "test"])
+def test_references_are_all_others_that_are_not_drawn(data, others):
+    """Of any client that holds out, too; ``most`` of them at most."""
+    drawn = Members(others=others, most=20).of_client(data, 1)
+    everything = np.concatenate(data.local_holdout) if others == "holdout" else data.dataset.test
+    assert len(drawn.references) == min(20, len(everything) - 20) == 20
+    assert set(drawn.references.tolist()) <= set(everything.tolist()) - set(drawn.samples.tolist())
+    if others == "holdout":
+        whole = Members(others=others).of_client(data, 1)
+        other_clients = np.concatenate([own for client, own in enumerate(data.local_holdout) if client != 1])
+        assert np.array_equal(whole.references, np.sort(other_clients))
+
+
 def test_a_share_of_them_is_known(data):
     drawn = Members(known_share=0.2, min_known=3).of_server(data, range(4))
     assert drawn.is_known.sum() == 2 * round(0.2 * len(np.concatenate(data.local_holdout)))

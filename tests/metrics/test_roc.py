@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from fedfacet.metrics.roc import roc_of
+from fedfacet.metrics.roc import pooled_auc, roc_of
 
 SCORES = st.lists(st.integers(-5, 5).map(float), min_size=2, max_size=30)
 
@@ -66,6 +66,39 @@ def test_the_interval_covers_the_area_as_often_as_it_says(d):
     if d == 0:
         assert np.std([roc.auc for roc in rocs]) == pytest.approx(rocs[0].null_std, rel=0.05)
         assert np.mean([roc.p_null < 0.05 for roc in rocs]) == pytest.approx(0.05, abs=0.015)
+
+
+def test_the_interval_covers_an_area_near_one():
+    """At AUC .98 with 20 of each, where one order in six is perfect."""
+    generator, d = np.random.default_rng(0), math.sqrt(2) * norm.ppf(0.98)
+    rocs = [roc_of(generator.normal(d, size=20), generator.normal(size=20)) for _ in range(600)]
+    assert np.mean([roc.auc_low <= 0.98 <= roc.auc_high for roc in rocs]) >= 0.93
+    assert sum(roc.auc == 1 for roc in rocs) > 60
+    assert all(0 < roc.auc_low < roc.auc_high <= 1 for roc in rocs)
+
+
+@pytest.mark.parametrize(("members", "others", "ends"), [
+    ([2, 3, 4, 5, 6], [-3, -2, -1, 0, 1], (0.05**0.2, 1)),
+    ([-3, -2, -1, 0, 1], [2, 3, 4, 5, 6, 7], (0, 1 - 0.05**0.2)),
+    ([1, 1, 1], [1, 1], (0.05**0.5 / 2, 1 - 0.05**0.5 / 2)),
+])  # fmt: skip
+def test_an_order_without_variance_has_an_exact_bound(members, others, ends):
+    """And so has one over several models."""
+    roc = roc_of(members, others)
+    assert (roc.auc_low, roc.auc_high) == pytest.approx(ends)
+    _, low, high = pooled_auc([roc, roc])
+    assert high - low > 0.2
+
+
+@pytest.mark.parametrize(("n", "m", "close"), [(3, 3, 0.012), (30, 30, 0.004), (20, 60, 0.012)])
+def test_an_attack_that_knows_nothing_has_an_advantage_over_all_thresholds(n, m, close):
+    """Its mean over 4,000 random orders; with three of each it is (4^3 / 20 - 1) / 6, by counting them all."""
+    orders = np.random.default_rng(0).permuted(np.repeat([[1 / n] * n + [-1 / m] * m], 4000, axis=0), axis=1)
+    simulated = np.maximum(orders.cumsum(axis=1).max(axis=1), 0).mean()
+    chance = roc_of(np.arange(n), np.arange(m)).null_advantage
+    assert chance == pytest.approx(simulated, abs=close)
+    if n == m == 3:
+        assert chance == pytest.approx((64 / 20 - 1) / 6)
 
 
 def test_perfect_and_useless():

@@ -23,7 +23,8 @@ ATTACK_AGAIN = "remove it and attack again"
 """What the user can do about a file of an attack that is damaged."""
 
 TOLD = (
-    *("auc", "null_auc", "advantage", "advantage_best", "tpr_at_0.001", "tpr_at_0.01", "tpr_at_0.1"),
+    *("auc", "null_auc", "advantage", "advantage_best", "null_advantage_best"),
+    *("tpr_at_0.001", "tpr_at_0.01", "tpr_at_0.1"),
     *("acc_members", "acc_others"),
 )
 """Columns of an audit that are metrics of the run, as means over victims."""

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from fedfacet.analysis.audits import MEAN, POOLED
 from fedfacet.analysis.writers import csv_of
-from fedfacet.attacks import SHADOWS, Attack, Signals, Trajectories
+from fedfacet.attacks import REFERENCES, RMIA, SHADOWS, Attack, Signals, Trajectories
 from fedfacet.audit.shadows import Pool
 from fedfacet.audit.success import Success, attacked, per_slice, pooled, row_of
 from fedfacet.audit.victims import KeepUpdates, Victim
 from fedfacet.clients.prediction import Predictions
+from fedfacet.data.audit_set import AuditSet
 from fedfacet.data.dataset import Dataset
 from fedfacet.metrics.audited_epsilon import audited_of
 from fedfacet.metrics.group_counts import NAN
@@ -83,9 +84,11 @@ def audit(
         predictions += again.federation.engine.predict(victim.model, [victim.audit_set.samples], victim.memory)
         recorded = trajectories[number] if trajectories is not None else None
         pool = pools[number] if pools is not None else None
-        signals = signals_of(
-            dataset, victim, predictions[-1], pool, recorded
-        )  # of one victim at a time: they take S x n x Y floats
+        references = None
+        if len(further := victim.audit_set.references) and any(REFERENCES in attack.needs for attack in attacks.values()):
+            (references,) = again.federation.engine.predict(victim.model, [further], victim.memory)
+        # Of one victim at a time: they take S x n x Y floats.
+        signals = signals_of(dataset, victim, predictions[-1], pool, recorded, references)
         for name, attack in attacks.items():
             successes[name].append(attacked(attack, signals, victim.audit_set))
     rows = [
@@ -101,13 +104,34 @@ def needs_shadows(attacks: Mapping[str, Attack]) -> bool:
     return any(SHADOWS in attack.needs for attack in attacks.values())
 
 
+def references_of(victims: Sequence[Victim], attacks: Mapping[str, Attack]) -> dict[str, int]:
+    """Return for a threat model with how many known others RMIA compares at least; empty where nothing compares."""
+    sets = [victim.audit_set for victim in victims]
+    for attack in attacks.values():
+        if isinstance(attack, RMIA):
+            further = attack.references == "at_hand"
+            return {
+                "references": min(int((own.is_known & ~own.is_member).sum()) + further * len(own.references) for own in sets)
+            }
+    return {}
+
+
 def signals_of(
-    dataset: Dataset, victim: Victim, predictions: Predictions, pool: Pool | None, trajectories: Trajectories | None = None
+    dataset: Dataset,
+    victim: Victim,
+    predictions: Predictions,
+    pool: Pool | None,
+    trajectories: Trajectories | None = None,
+    references: Predictions | None = None,
 ) -> Signals:
-    """Return what an attacker sees of a victim's audit set."""
+    """Return what an attacker sees of a victim's audit set, and of its references where these were predicted too."""
     own = victim.audit_set
     logits, members = pool.of(own.samples) if pool is not None else (None, None)
-    return own.signals(predictions.logits, dataset.y[own.samples], logits, members, trajectories)
+    further = None
+    if references is not None and pool is not None:
+        unscored = AuditSet(own.references, *np.zeros((2, len(own.references)), np.bool_))
+        further = unscored.signals(references.logits, dataset.y[own.references], *pool.of(own.references))
+    return own.signals(predictions.logits, dataset.y[own.samples], logits, members, trajectories, further)
 
 
 def write_audit(audit: Audit, folder: Path) -> Path:

@@ -135,7 +135,9 @@ def pools_of(runs: Mapping[Path, Mapping[int | None, Pool]], victims: Sequence[V
                     "has none: everybody must take part in a shadow federation's round."
                 )
             found.append(own)
-        common = np.sort(victim.audit_set.samples)
+        references = victim.audit_set.references
+        heard = np.all([np.isin(references, own.samples) for own in found], axis=0)
+        common = np.union1d(victim.audit_set.samples, references[heard])
         places = [np.searchsorted(own.samples, common) for own in found]
         members = np.concatenate([own.members[:, place] for own, place in zip(found, places, strict=True)])
         pools.append(
@@ -167,7 +169,9 @@ def with_enough(victims: Sequence[Victim], pools: Sequence[Pool], attacks: Mappi
                 f"Expected {SCORED} members and as many others that enough of the {len(members)} shadow federations held out, "
                 f"but {_whose(victim)} has fewer: train more, with other partition.holdout_seed."
             )
-        kept.append(replace(victim, audit_set=own.only(keep)))
+        _, heard = pool.of(references := own.references[np.isin(own.references, pool.samples)])
+        references = references[len(heard) - heard.sum(axis=0) >= least_out]
+        kept.append(replace(victim, audit_set=replace(own.only(keep), references=references)))
     return kept
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedfacet import rng, state
 from fedfacet.analysis.audits import ATTACK_AGAIN
-from fedfacet.arguments import Declared, Whole
+from fedfacet.arguments import Choice, Declared, Whole
 from fedfacet.clients.local_training import LocalTraining
 from fedfacet.clients.trainer import Clients
 from fedfacet.cores import num_cores
@@ -43,7 +43,15 @@ class Shadows(Declared):
     and every run of the same data and model. An attacker who has that much knows more than the thesis' (10,000 samples of
     other clients). What it finds is no bound all the same: these models are trained by themselves, not in a federation.
 
+    With ``data="others"`` the attacker of a client is the thesis'. Each model is trained on a random set of the other clients'
+    training samples, and each client has a pool. No model saw a sample of the client's, so LiRA is offline.
+
+    Source: the thesis, sections 4.5.2 and 4.7.3, and its released code for the 10,000 samples. Deviation: A set is half of the
+    other clients' samples where these are fewer than twice ``samples``. The released code then takes up to all of them.
+
     Attributes:
+        data: ``"all"``, halves of all samples that can be attacked, or ``"others"``.
+        samples: of the other clients, in each model's set, 2 or larger.
         models: how many, an even number, 2 or larger.
         epochs: of training, 1 or larger; the thesis takes 100.
         batch_size: 1 or larger; ``None`` for that of the run.
@@ -55,6 +63,8 @@ class Shadows(Declared):
 
     option_group = "shadow."
 
+    data: Annotated[str, Choice("all", "others")] = "all"
+    samples: Annotated[int, Whole(2)] = 10_000
     models: Annotated[int, Whole(2)] = 16
     epochs: Annotated[int, Whole()] = 100
     batch_size: Annotated[int | None, Whole()] = None
@@ -89,6 +99,49 @@ class Shadows(Declared):
             chosen[pair + 1] = ~chosen[pair]
         return chosen
 
+    def sets_for(self, partition: Partition, client_id: int) -> tuple[NDArray[np.int64], ...]:
+        """Return what each model of one client's attacker is trained on with ``data="others"``, in ascending order.
+
+        Raises:
+            FedFacetError: if the other clients have too few samples.
+        """
+        rest = [own for other, own in enumerate(partition.indices) if other != client_id]
+        samples = np.concatenate(rest) if rest else np.empty(0, np.int64)
+        if len(samples) < 4:
+            raise FedFacetError(
+                f"Expected 4 samples or more of clients other than {client_id} for shadow.data=others, but got {len(samples)}: "
+                "give shadow.data=all."
+            )
+        size = min(self.samples, len(samples) // 2)
+        draws = (rng.stream(self.seed, "shadow-others", client_id, number) for number in range(self.models))
+        return tuple(np.sort(draw.permutation(samples)[:size]) for draw in draws)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShadowData:
+    """What shadow models are trained on, and what they are asked about; positions in the data set.
+
+    Attributes:
+        samples: that can be attacked, ascending, shape (N,).
+        sets: per model what it is trained on, ascending.
+        client_id: whose attacker trains them on other clients' samples; ``None`` where all clients share them.
+    """
+
+    samples: NDArray[np.int64]
+    sets: tuple[NDArray[np.int64], ...]
+    client_id: int | None = None
+
+    @property
+    def members(self) -> NDArray[np.bool_]:
+        """Whether each model was trained on each sample, shape (S, N)."""
+        return np.stack([np.isin(self.samples, own) for own in self.sets])
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What a pool's folder depends on; JSON-able."""
+        shown = {"samples": self.samples} | ({} if self.client_id is None else {"sets": np.concatenate(self.sets)})
+        return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in shown.items()}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
@@ -110,17 +163,27 @@ class Pool:
         return self.logits[:, places].astype(np.float64), self.members[:, places]
 
 
-def pool_samples(data: FederatedData, source: str) -> NDArray[np.int64]:
-    """Return all that can be attacked: what clients train on, and what they hold out or the test set."""
+def shadow_data(shadows: Shadows, data: FederatedData, source: str, client_id: int | None = None) -> ShadowData:
+    """Return what the shadow models of all clients are trained on, or those of one client's attacker.
+
+    What can be attacked is what clients, or the client, train on, and what clients hold out or the test set.
+
+    Raises:
+        FedFacetError: if there are too few samples.
+    """
     others = data.local_holdout if source == "holdout" else (data.dataset.test,)
-    return np.unique(np.concatenate([*data.partition.indices, *others]))
+    owned = data.partition.indices if client_id is None else (data.partition.indices[client_id],)
+    samples = np.unique(np.concatenate([*owned, *others]))
+    if client_id is not None:
+        return ShadowData(samples, shadows.sets_for(data.partition, client_id), client_id)
+    return ShadowData(samples, tuple(samples[chosen] for chosen in shadows.halves(len(samples))))
 
 
 def train_pool(
     shadows: Shadows,
     clients: Clients,
     fresh_model: Callable[[int], nn.Module],
-    samples: NDArray[np.int64],
+    data: ShadowData,
     *,
     engine: Engine,
     folder: Path,
@@ -137,7 +200,7 @@ def train_pool(
         shadows: how many, and how they are trained.
         clients: those of the run.
         fresh_model: the number of a shadow model -> the network with weights of its own.
-        samples: as ``pool_samples`` returns them.
+        data: what they are trained on.
         engine: trains them; it is set up and closed here.
         folder: of all pools; each lies in a folder of its own, by what it depends on.
         facts: what else the pool depends on, JSON-able.
@@ -147,12 +210,8 @@ def train_pool(
         FedFacetError: if another process trains the same pool.
         CheckpointError: if a file of the pool cannot be read.
     """
-    halves = shadows.halves(len(samples))
-    key = {
-        **key_of(shadows, clients, facts),
-        "samples": hashlib.sha256(samples.tobytes()).hexdigest(),
-        "models": shadows.models,
-    }
+    samples = data.samples
+    key = {**key_of(shadows, clients, facts), **data.key, "models": shadows.models}
     own = folder / hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     try:
         own.mkdir(parents=True, exist_ok=True)
@@ -167,15 +226,14 @@ def train_pool(
         missing = [number for number in range(shadows.models) if not _file(own, number).exists()]
         report(shadows.models - len(missing), shadows.models)
         if missing:
-            parts = Partition(tuple(samples[chosen] for chosen in halves))
-            engine.setup(shadow_clients(shadows, clients, fresh_model(0), parts))
+            engine.setup(shadow_clients(shadows, clients, fresh_model(0), Partition(data.sets)))
             with contextlib.closing(engine):
                 size = max(4, num_cores())
                 for start in range(0, len(missing), size):
                     _train(missing[start : start + size], shadows.seed, fresh_model, samples, engine, own)
                     report(shadows.models - len(missing) + min(start + size, len(missing)), shadows.models)
     logits = np.stack([kept(_file(own, number), "logits", len(samples)) for number in range(shadows.models)])
-    return Pool(samples, halves, logits)
+    return Pool(samples, data.members, logits)
 
 
 def key_of(shadows: Shadows, clients: Clients, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """How well attacks tell members from others: per victim, over all victims, and per class and group."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -25,7 +26,7 @@ class Success:
         scores: of all samples of the audit set, shape (2m,).
         scored: which of them the attacker did not know, shape (2m,).
         roc: of the scored ones.
-        advantage: true minus false positive rate at the attack's own threshold; NaN where it only ranks.
+        advantage: true minus false positive rate at the attacker's own threshold; NaN where there is none.
         null_auc: the mean AUC of the same attack on shadow models, among samples that these were not trained on: what it finds
             without any membership, such as a difference between members' and others' distribution. NaN without shadow models.
         null_std: standard deviation of that over the shadow models.
@@ -50,9 +51,8 @@ def attacked(attack: Attack, signals: Signals, audit_set: AuditSet) -> Success:
     scores = attack.scores(signals)
     scored, is_member = ~audit_set.is_known, audit_set.is_member
     members, others = scores[scored & is_member], scores[scored & ~is_member]
-    advantage = NAN
-    if attack.threshold is not None:
-        advantage = float((members >= attack.threshold).mean() - (others >= attack.threshold).mean())
+    bound = attack.bound(scores, signals)
+    advantage = NAN if math.isnan(bound) else float((members >= bound).mean() - (others >= bound).mean())
     nulls = null_aucs(attack, signals, audit_set)
     return Success(
         scores=scores,
@@ -73,13 +73,15 @@ def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[flo
     found = []
     for number, logits in enumerate(signals.shadow_logits):
         seen, rest = signals.shadow_members[number], np.arange(len(signals.shadow_logits)) != number
+        known = audit_set.is_known & (seen if seen.any() else audit_set.is_member)
         target = Signals(
             logits=logits,
             y=signals.y,
-            known_members=np.flatnonzero(known if (known := audit_set.is_known & seen).any() else seen),
+            known_members=np.flatnonzero(known if known.any() else seen),
             known_others=np.flatnonzero(audit_set.is_known & ~audit_set.is_member & ~seen),
             shadow_logits=signals.shadow_logits[rest],
             shadow_members=signals.shadow_members[rest],
+            references=_unseen(signals.references, number) if signals.references is not None else None,
         )
         scored = ~audit_set.is_known & ~seen
         is_member, is_other = scored & audit_set.is_member, scored & ~audit_set.is_member
@@ -87,6 +89,21 @@ def null_aucs(attack: Attack, signals: Signals, audit_set: AuditSet) -> list[flo
             scores = attack.scores(target)
             found.append(roc_of(scores[is_member], scores[is_other]).auc)
     return found
+
+
+def _unseen(references: Signals, number: int) -> Signals:
+    """Return the references that a shadow model was not trained on, and some other was not either, with it for a target."""
+    rest = np.arange(len(references.shadow_logits)) != number
+    members = references.shadow_members[rest]
+    keep = ~references.shadow_members[number] & ~members.all(axis=0)
+    return Signals(
+        logits=references.shadow_logits[number][keep],
+        y=references.y[keep],
+        known_members=references.known_members,
+        known_others=references.known_others,
+        shadow_logits=references.shadow_logits[rest][:, keep],
+        shadow_members=members[:, keep],
+    )
 
 
 def pooled(successes: Sequence[Success], *, shared_others: bool = False) -> dict[str, float]:
@@ -149,5 +166,6 @@ def row_of(success: Success) -> dict[str, float]:
         "null_std": success.null_std,
         "advantage": success.advantage,
         "advantage_best": roc.advantage,
+        "null_advantage_best": roc.null_advantage,
         **{f"tpr_at_{rate:g}": roc.true_positives_at(rate) for rate in RATES},
     }

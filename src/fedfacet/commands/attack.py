@@ -54,7 +54,7 @@ example: {command} run=logs/train/runs/<time> attack=[gap,loss_threshold,lira] s
 WHERE_IT_LIES = ("root", "download", "url")
 """Settings of a data set that shadow models do not depend on; whether it is augmented, say, they do."""
 
-_MANY_KNOWN = 50
+_MANY_REFERENCES = 100
 
 _HEADS = ("attack", "members", "AUC", "95 %", "p", "AUC, unseen", "advantage", "TPR at 1 %")
 _HOW_TO_READ = (
@@ -101,6 +101,8 @@ def attack_runs(argv: Sequence[str]) -> Output:
     settings = plain(config)
     members = Members(**settings["members"])
     shadows = Shadows(**{name: value for name, value in settings["shadow"].items() if name != "runs"})
+    if shadows.data == "others":
+        check_others(config, attacks)
     federations = None
     if config.shadow.runs is not None:
         federations = Federations([run.path for run in find_runs([config.shadow.runs])], trust=trusted_by(argv))
@@ -122,6 +124,19 @@ def attack_runs(argv: Sequence[str]) -> Output:
     return Output(config.output, data, tables, figures, [_HOW_TO_READ, *remarks], list(map(str, errors)))
 
 
+def check_others(config: "DictConfig", attacks: Mapping[str, "Attack"]) -> None:
+    """Raise ``ConfigError`` if shadow models of other clients' samples do not serve."""
+    for clashes, what, remedy in (
+        (config.victim == "server", "victim=server, which leaves no other clients", "attack clients"),
+        (config.shadow.runs is not None, "shadow.runs", "leave one of them out"),
+        (any(attack.least_in for attack in attacks.values()), "attack.lira.mode=online", "give mode=offline"),
+    ):
+        if clashes:
+            raise ConfigError(
+                f"Expected shadow.data=others with shadow models that saw no sample of a client's, but got {what}: {remedy}."
+            )
+
+
 def attack_run(
     run: "Run",
     config: "DictConfig",
@@ -132,7 +147,7 @@ def attack_run(
     trust: Sequence[str],
 ) -> "tuple[Audit, Path, list[str]]":
     """Attack one run, write what was found into its folder, and return it, that folder and what to remark."""
-    from fedfacet.audit.audit import audit, needs_shadows, write_audit
+    from fedfacet.audit.audit import audit, needs_shadows, references_of, write_audit
     from fedfacet.audit.defence import proof_of
     from fedfacet.audit.federations import with_enough
     from fedfacet.audit.victims import client_victims, round_to_attack, server_victims, without_pairs
@@ -162,9 +177,10 @@ def attack_run(
             pools, compared = federations.pools_for(run.path, again, victims, victims_of)
             victims = with_enough(victims, pools, attacks)
         elif needs_shadows(attacks):
-            pools, compared = [pool_of(again, config, shadows, source)] * len(victims), {"models": shadows.models}
+            pools, compared = pools_of(again, config, shadows, source, victims), {"models": shadows.models}
         trajectories = trajectories_of(again, config, attacks, shadows, victims)
         threat_model = threat_model_of(again, config, source, victims, compared, trajectories is not None)
+        threat_model |= references_of(victims, attacks)
         found = audit(
             again, victims, attacks, pools=pools, trajectories=trajectories, threat_model=threat_model, proven=proof.epsilons
         )
@@ -195,11 +211,11 @@ def remarks_on(audit: "Audit", num_rounds: int) -> list[str]:
     ):
         remarks.append("`AUC, unseen` of lira needs 6 shadow models or more.")
     remarks += epsilons_in_words(audit.rows, audit.threat_model["delta"])
-    few = min(int(victim.audit_set.is_known.sum()) // 2 for victim in audit.victims)
-    if "rmia" in audit.successes and few < _MANY_KNOWN:
+    few = audit.threat_model.get("references", _MANY_REFERENCES)
+    if few < _MANY_REFERENCES:
         remarks.append(
-            f"rmia compares with known others, {few} of the smallest client: its scores have {few + 1} values there. Raise "
-            "members.known_share."
+            f"rmia compares with {few} known others where they are fewest, so its scores have {few + 1} values there: hold out "
+            "more samples, or raise members.known_share."
         )
     return remarks
 
@@ -214,23 +230,31 @@ def epsilons_in_words(rows: Sequence[Mapping[str, Any]], delta: float) -> list[s
     return [f"epsilon, at delta {delta:g}: {'; '.join(sentences)}."] if sentences else []
 
 
-def pool_of(again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Shadows", source: str) -> "Pool":
-    """Return the shadow models' answers, trained where they are not there yet."""
-    from fedfacet.audit.shadows import pool_samples, train_pool
+def pools_of(
+    again: "RoundAgain[KeepUpdates]", config: "DictConfig", shadows: "Shadows", source: str, victims: "Sequence[Victim]"
+) -> "list[Pool]":
+    """Return per victim the shadow models' answers, trained where they are not there yet; one pool unless data are others'."""
+    from fedfacet.audit.shadows import shadow_data, train_pool
     from fedfacet.build import fresh_model
     from fedfacet.config import make
 
-    with _threads(config.threads):
+    def pool_of(client_id: int | None, whose: str, first: int = 0) -> "Pool":
         return train_pool(
             shadows,
             again.federation.engine.clients,
-            lambda number: fresh_model(again.settings, shadows.seed, number),
-            pool_samples(again.data, source),
+            lambda number: fresh_model(again.settings, shadows.seed, first + number),
+            shadow_data(shadows, again.data, source, client_id),
             engine=make(config.engine),
             folder=Path(config.paths.log_dir) / "attack" / "shadows",
             facts=_facts(again),
-            report=lambda done, all: print(f"shadow models: {done} of {all}", file=sys.stderr),
+            report=lambda done, all: print(f"shadow models{whose}: {done} of {all}", file=sys.stderr),
         )
+
+    with _threads(config.threads):
+        if shadows.data == "all":
+            return [pool_of(None, "")] * len(victims)
+        ids = [victim.client_id for victim in victims if victim.client_id is not None]
+        return [pool_of(own, f" for client {own}", shadows.models * (own + 1)) for own in ids]
 
 
 def trajectories_of(
@@ -303,7 +327,8 @@ def threat_model_of(
     from fedfacet.config import plain
 
     settings = plain(config)
-    own = {name: value for name, value in settings["shadow"].items() if name != "runs"} | {"models": 0}
+    unsaid = {"runs"} if settings["shadow"]["data"] == "others" else {"runs", "data", "samples"}  # so an audit keeps its folder
+    own = {name: value for name, value in settings["shadow"].items() if name not in unsaid} | {"models": 0}
     return {
         "access": "black box: the model's logits",
         "victim": config.victim,
@@ -333,8 +358,10 @@ def sentence_of(threat_model: Mapping[str, Any]) -> str:
     others = {"holdout": "what clients hold out", "test": "the test set"}[threat_model["others"]]
     shadows = threat_model["shadow_models"] or {"models": 0}
     kind = "federations" if "federations" in shadows else "models"
+    kind += " trained on other clients' samples" if "data" in shadows else ""
     known = f", {shadows['models']} shadow {kind}" if shadows["models"] else ""
     known += ", a shadow model and students for each" if "trajectory" in threat_model["attacks"] else ""
+    known += f", {threat_model['references']} known others or more for rmia" if "references" in threat_model else ""
     return f"round {threat_model['round']}: {whose} {moment[threat_model['moment']]}, logits alone{known}; others: {others}"
 
 

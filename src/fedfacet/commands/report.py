@@ -187,9 +187,7 @@ def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
         return make_layout_table(runs, load_layout(options.layout), where=options.where, **asked).table()
     runs = fitting(options, runs)
     if options.layout:
-        from fedfacet.papers.submodels.correlations import correlations, correlations_table
-
-        return correlations_table(correlations(runs), command)
+        return correlations_of(options, runs, command)
     if options.tradeoff:
         from fedfacet.analysis.tradeoff import METRIC, draw_tradeoff, tradeoff_of
 
@@ -234,6 +232,20 @@ def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
     from fedfacet.analysis.tables import make_table
 
     return make_table(runs, **asked).table()
+
+
+def correlations_of(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "Table":
+    """Return the thesis' tables 7 and 8, and draw figure 7a where runs have points for it."""
+    from fedfacet.papers.submodels.correlations import correlations, correlations_table, points_of_sizes
+    from fedfacet.papers.submodels.sizes import plot_sizes
+
+    table = correlations_table(correlations(runs), command)
+    if points := points_of_sizes(runs):
+        options.picture = options.picture or PICTURES / "sizes.png"
+        plot_sizes(points, options.picture, options.width)
+    elif options.picture:
+        raise ConfigError("Expected clients to draw for --picture, but no run has points of table 8: leave it out.")
+    return table
 
 
 def pictured(

@@ -29,12 +29,14 @@ class AuditSet:
         is_known: what the attacker knows beforehand and is not scored on, shape (2m,).
         pairs: positions in the set of a scored member and a scored other, of which a fair coin has chosen the member, each coin
             by itself, shape (p, 2); a sample is in one pair at most.
+        references: further others that the attacker knows, positions in the data set, ascending, shape (r,).
     """
 
     samples: NDArray[np.int64]
     is_member: NDArray[np.bool_]
     is_known: NDArray[np.bool_]
     pairs: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    references: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def signals(
         self,
@@ -43,6 +45,7 @@ class AuditSet:
         shadow_logits: NDArray[np.float64] | None = None,
         shadow_members: NDArray[np.bool_] | None = None,
         trajectories: Trajectories | None = None,
+        references: Signals | None = None,
     ) -> Signals:
         """Return what an attacker sees: a model's logits for ``samples``, (2m, Y), the classes of these, and shadow models'."""
         return Signals(
@@ -53,13 +56,14 @@ class AuditSet:
             shadow_logits=np.empty((0, *logits.shape)) if shadow_logits is None else shadow_logits,
             shadow_members=np.empty((0, len(y)), np.bool_) if shadow_members is None else shadow_members,
             trajectories=trajectories,
+            references=references,
         )
 
     def only(self, keep: NDArray[np.bool_]) -> "AuditSet":
         """Return the set without the samples that are not to be kept, (2m,); there may then be more of one kind."""
         places = np.cumsum(keep) - 1
         pairs = self.pairs[keep[self.pairs].all(axis=1)]
-        return AuditSet(self.samples[keep], self.is_member[keep], self.is_known[keep], places[pairs])
+        return AuditSet(self.samples[keep], self.is_member[keep], self.is_known[keep], places[pairs], self.references)
 
     def roc(self, scores: NDArray[np.float64]) -> Roc:
         """Return the curve of scores, (2m,), of the samples that the attacker did not know."""
@@ -71,7 +75,8 @@ class Members(Declared):
     r"""How an audit set is drawn of a client's training samples and of samples that nobody trained on.
 
     Of each kind there are :math:`m = \min(n_k, \text{others}, \text{most})`, drawn without replacement. The attacker knows
-    ``max(min_known, known_share * m)`` of each, rounded; these are not scored.
+    ``max(min_known, known_share * m)`` of each, rounded; these are not scored. All others that are not drawn, ``most`` of them
+    at most, are references: held out by any client, or of the test set.
 
     Source: the thesis, section 4.4. It prints the minimum of 3 and 1 %; its released code takes the first samples in place of
     drawn ones, and lets the known ones overlap with the scored ones.
@@ -132,9 +137,12 @@ class Members(Declared):
         """
         if not client_ids:
             raise FedFacetError("Expected a server's model that somebody has trained, but nobody has: attack a later round.")
-        others = np.concatenate(data.local_holdout) if self.source(data) == "holdout" else data.dataset.test
+        others = self._all_others(data)
         members = np.concatenate([data.partition.indices[client_id] for client_id in client_ids])
         return self._drawn(data, members, others, "the server", data.partition.num_clients)
+
+    def _all_others(self, data: FederatedData) -> NDArray[np.int64]:
+        return np.concatenate(data.local_holdout) if self.source(data) == "holdout" else data.dataset.test
 
     def num_known(self, size: int) -> int:
         """Return how many samples of a kind the attacker knows, of ``size``."""
@@ -160,7 +168,9 @@ class Members(Declared):
         draw = rng.stream(self.seed, "audit-set", key, int(data.partition.digest, 16))
         drawn = [draw.permutation(kind)[:size] for kind in (members, others)]
         samples, is_known = np.concatenate(drawn), np.tile(np.arange(size) < known, 2)
-        return AuditSet(samples, np.repeat([True, False], size), is_known, _pairs(data, samples, is_known))
+        rest = rng.stream(self.seed, "references", key).permutation(np.setdiff1d(self._all_others(data), samples))
+        references = np.sort(rest[: self.most])
+        return AuditSet(samples, np.repeat([True, False], size), is_known, _pairs(data, samples, is_known), references)
 
 
 def _pairs(data: FederatedData, samples: NDArray[np.int64], is_known: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, logit
 from scipy.stats import norm, rankdata
 from sklearn.metrics import roc_curve
 
 LEVEL = 0.95
+_Z = float(norm.ppf((1 + LEVEL) / 2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +24,8 @@ class Roc:
         num_members: n.
         num_others: m.
         auc: in [0, 1]; the chance that a member's score is higher than another's, ties counting one half.
-        auc_low: lower end of the 95 % interval.
+        std: DeLong's standard deviation of the AUC; 0 for a perfect order, and where all scores are equal.
+        auc_low: lower end of the 95 % interval, which is wider than 0.
         auc_high: upper end.
     """
 
@@ -31,6 +34,7 @@ class Roc:
     num_members: int
     num_others: int
     auc: float
+    std: float
     auc_low: float
     auc_high: float
 
@@ -38,6 +42,20 @@ class Roc:
     def advantage(self) -> float:
         """The largest difference of true and false positive rate, in [0, 1]."""
         return float((self.true_positives - self.false_positives).max())
+
+    @property
+    def null_advantage(self) -> float:
+        r"""The mean ``advantage`` of an attack that knows nothing, where scores have no ties.
+
+        It is the mean of the one-sided statistic of Smirnov. For n = m it is j/n or more in :math:`\binom{2n}{n+j}` orders
+        (Gnedenko and Korolyuk, 1951). So the mean is
+
+        .. math:: \frac{1}{2n} \left( 4^n \binom{2n}{n}^{-1} - 1 \right) \approx \frac{\sqrt{\pi n} - 1}{2n}.
+
+        Where n and m differ, n is their harmonic mean, an approximation.
+        """
+        n = 2 * self.num_members * self.num_others / (self.num_members + self.num_others)
+        return (math.exp(2 * n * math.log(2) + 2 * math.lgamma(n + 1) - math.lgamma(2 * n + 1)) - 1) / (2 * n)
 
     @property
     def null_std(self) -> float:
@@ -66,12 +84,17 @@ class Roc:
 def roc_of(members: Sequence[float] | NDArray[np.float64], others: Sequence[float] | NDArray[np.float64]) -> Roc:
     r"""Return the curve of some scores.
 
-    The interval is that of DeLong et al. (Biometrics 44, 1988), by ranks as in Sun and Xu (IEEE Signal Processing Letters 21,
+    The variance is that of DeLong et al. (Biometrics 44, 1988), by ranks as in Sun and Xu (IEEE Signal Processing Letters 21,
     2014): with R the ranks among all scores and R' those among one's own kind, ties sharing their mean,
 
     .. math::
         V_i = \frac{R(x_i) - R'(x_i)}{m}, \quad W_j = 1 - \frac{R(y_j) - R'(y_j)}{n}, \quad
         \mathrm{AUC} = \bar{V}, \quad \sigma^2 = \frac{\operatorname{var} V}{n} + \frac{\operatorname{var} W}{m}.
+
+    The interval is :math:`\operatorname{logit} \mathrm{AUC} \pm 1.96 \, \sigma / (\mathrm{AUC} (1 - \mathrm{AUC}))` on the
+    logit scale (Pepe, The Statistical Evaluation of Medical Tests, 2003). A perfect order has no variance. All of its
+    :math:`k = \min(n, m)` disjoint pairs are ordered, which has the chance :math:`\mathrm{AUC}^k`. So the exact one-sided
+    bound is :math:`b = 0.05^{1/k}`: the interval is [b, 1]. It is [b/2, 1 - b/2] where all scores are equal.
 
     Args:
         members: scores of n members, 2 or more, finite.
@@ -95,9 +118,14 @@ def roc_of(members: Sequence[float] | NDArray[np.float64], others: Sequence[floa
     v = (ranks[:n] - rankdata(x)) / m
     w = 1 - (ranks[n:] - rankdata(y)) / n
     auc = float(v.mean())
-    reach = float(norm.ppf((1 + LEVEL) / 2)) * math.sqrt(v.var(ddof=1) / n + w.var(ddof=1) / m)
+    std = math.sqrt(v.var(ddof=1) / n + w.var(ddof=1) / m)
+    if std:
+        low, high = expit(logit(auc) + np.array([-1, 1]) * _Z * std / (auc * (1 - auc)))
+    else:
+        bound = (1 - LEVEL) ** (1 / min(n, m))
+        low, high = auc * bound, 1 - (1 - auc) * bound
     false_positives, true_positives, _ = roc_curve(np.repeat([1, 0], [n, m]), np.concatenate([x, y]), drop_intermediate=False)
-    return Roc(false_positives, true_positives, n, m, auc, max(0.0, auc - reach), min(1.0, auc + reach))
+    return Roc(false_positives, true_positives, n, m, auc, std, float(low), float(high))
 
 
 def pooled_auc(rocs: Sequence[Roc], *, shared_others: bool = False) -> tuple[float, float, float]:
@@ -108,8 +136,7 @@ def pooled_auc(rocs: Sequence[Roc], *, shared_others: bool = False) -> tuple[flo
     same test set, for as dependent as can be, which makes it wider than it need be.
     """
     weights = pair_weights(rocs)
-    # Half of each interval before it was cut at 0 and 1.
-    reach = np.array([max(roc.auc - roc.auc_low, roc.auc_high - roc.auc) for roc in rocs])
+    reach = np.array([_Z * roc.std if roc.std else max(roc.auc - roc.auc_low, roc.auc_high - roc.auc) for roc in rocs])
     auc, spread = float(weights @ [roc.auc for roc in rocs]), float(np.linalg.norm(weights * reach, 1 if shared_others else 2))
     return auc, max(0.0, auc - spread), min(1.0, auc + spread)
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from fedfacet.analysis.audits import ReadAudit
 from fedfacet.analysis.runs import Run
@@ -12,7 +14,8 @@ from fedfacet.analysis.writers import to_markdown
 from fedfacet.commands.report import main
 from fedfacet.errors import ConfigError
 from fedfacet.papers.layouts import load_layout
-from fedfacet.papers.submodels.correlations import PRINTED, correlations, correlations_table
+from fedfacet.papers.submodels.correlations import PRINTED, correlations, correlations_table, points_of_sizes
+from fedfacet.papers.submodels.sizes import plot_sizes
 
 ATTACKS = {"trajectory": "tMIA AUC", "lira": "LiRA AUC", "loss_threshold": "Yeom AUC"}
 
@@ -72,6 +75,23 @@ def test_table_8_is_over_the_clients_of_all_runs_that_are_large_enough():
     assert one.what.endswith("width 8")
     reach = 1.959964 / math.sqrt(6 - 3)
     assert (one.low, one.high) == pytest.approx((math.tanh(math.atanh(one.r) - reach), math.tanh(math.atanh(one.r) + reach)))
+
+
+def test_figure_7a_has_a_point_for_every_client_of_table_8_and_a_line_per_width(tmp_path, monkeypatch):
+    """Widths have markers of their own, so that they are told apart without colours."""
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **b: (figures.append(figure), save(figure, *a, **b)))
+    sizes, advantages = [9000, 3000, 1000, 399], [0.01, 0.03, 0.04, 0.9]
+    points = points_of_sizes([whole(width, sizes, advantages, seed) for width in (16, 8) for seed in range(2)])
+    assert points == {"cifar10": dict.fromkeys(("8", "16"), [(9000, 0.01), (3000, 0.03), (1000, 0.04)] * 2)}
+    plot_sizes(points, tmp_path / "sizes.png", 3.25)
+    (axes,) = figures[0].axes
+    dots = [line for line in axes.lines if line.get_linestyle() == "None"]
+    assert [sorted(dot.get_ydata()) for dot in dots] == [pytest.approx([1, 1, 3, 3, 4, 4])] * 2
+    assert len({dot.get_marker() for dot in dots}) == 2
+    r = np.corrcoef(np.log10(sizes[:3]), advantages[:3])[0, 1]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [f"width {width}, r = {r:.2f}" for width in (8, 16)]
+    assert imread(tmp_path / "sizes.png").shape[1] == 650
 
 
 def test_what_is_printed_stands_beside():
