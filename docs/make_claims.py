@@ -27,7 +27,7 @@ WORDS = {
 HEAD = """<!-- Made by `python docs/make_claims.py > results/claims.md` from claims.yaml; do not edit it by hand. -->
 
 This page decides what other pages say about a claim. A row is an ordering that a document prints or states. If several rows
-measure one claim, each has its own verdict.
+measure one claim, each has its own verdict. A row that is not tried may name several orderings, of which each counts.
 
 "Theirs" is the document's own difference, as printed; "higher" and "lower" mean that it prints none. "Ours" is the mean
 difference of the same two sides, paired by seed, with a 95 % interval by Student's t. Units are percentage points, except
