@@ -24,7 +24,7 @@ WORDS = {
     "undecided": "not significant; a claim of equality cannot do better",
     "not tried": "no run of ours tests it; the next column says what would",
 }
-HEAD = """<!-- Made by `python docs/make_claims.py > results/claims.md` from claims.yaml; do not edit it by hand. -->
+HEAD = """<!-- Made by `python docs/make_claims.py > results/claims.md` from claims.yaml and claims/; do not edit it. -->
 
 This page decides what other pages say about a claim. A row is an ordering that a document prints or states. If several rows
 measure one claim, each has its own verdict. A row that is not tried may name several orderings, of which each counts.
@@ -189,9 +189,16 @@ def section(document: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str,
     return f"{text}\n\n{document.get('notes', '')}".rstrip() + "\n", words, sizes
 
 
+def read_claims() -> dict[str, Any]:
+    """Return ``claims.yaml`` with the documents that it lists."""
+    read: dict[str, Any] = yaml.safe_load((RESULTS / "claims.yaml").read_text())
+    files = [RESULTS / "claims" / f"{name}.yaml" for name in read["documents"]]
+    return read | {"documents": [yaml.safe_load(file.read_text()) for file in files]}
+
+
 def claims_page() -> str:
     """Return the page as Markdown."""
-    read = yaml.safe_load((RESULTS / "claims.yaml").read_text())
+    read = read_claims()
     sections = [section(document, read["names"]) for document in read["documents"]]
     total = sum((words for _, words, _ in sections), Counter[str]())
     sizes = [size for *_, sizes in sections for size in sizes]

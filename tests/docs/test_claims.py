@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-import yaml
 from omegaconf import OmegaConf
 from scipy import stats
 
@@ -16,8 +15,7 @@ from fedfacet.analysis.paired import sign_flip_p
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 MADE = runpy.run_path(str(ROOT / "docs" / "make_claims.py"))
-READ = yaml.safe_load((RESULTS / "claims.yaml").read_text())
-CLAIMS = {document["title"]: document["claims"] for document in READ["documents"]}
+CLAIMS = {document["title"]: document["claims"] for document in MADE["read_claims"]()["documents"]}
 
 
 def test_the_page_is_current():
