@@ -260,10 +260,10 @@ def test_the_grid_of_shakespeare_comes_out_of_its_file_again() -> None:
     assert all(int(run["steps"]) * int(run["rounds"]) == 2000 for run in runs)
     roles = list(dict.fromkeys(run["roles"] for run in runs))
     assert [(run["roles"], run["steps"]) for run in runs] == [(one, steps) for one in roles for steps in ("4", "8", "16")]
-    for one, printed in zip(roles, [row for row in _rows(page, 8) if row[0] in roles], strict=True):
+    for one, printed in zip(roles, [row for row in _rows(page, 7) if row[0] in roles], strict=True):
         of = [run for run in runs if run["roles"] == one]
         accuracies, losses = ([f"{float(run['last']):.2f}" for run in of], [f"{float(run['loss']):.3f}" for run in of])
-        assert printed == [one, *accuracies, *losses, ", ".join(run["model_digest"] for run in of)]
+        assert printed == [one, *accuracies, *losses]
     lines, differences = [], []
     for key, what, digits in (("last", "accuracy", 2), ("loss", "loss", 3)):
         of_steps = {steps: [float(run[key]) for run in runs if run["steps"] == steps] for steps in ("4", "8", "16")}
