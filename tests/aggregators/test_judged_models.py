@@ -85,6 +85,15 @@ def test_a_round_of_fair_fate_by_hand():
     assert server["round"] == 1
 
 
+def test_the_first_round_of_the_authors_hundred_with_their_defaults():
+    """Their class has beta0 = 0.9, l0 = 0.1 and rho = 0.05: beta_1 = 0.891 / 0.991 and lambda_1 = 0.105."""
+    server, model = FairFate(rounds=100).aggregate(
+        {"velocity": {}, "round": 0}, MODEL, [update(0, [1.0, 0.0], (10, 10)), update(1, [0.0, 2.0], (10, 4))]
+    )
+    np.testing.assert_allclose(server["velocity"]["w"], [1 - 0.891 / 0.991, 0.0])
+    np.testing.assert_allclose(model["w"], [1 + 0.105 * 1 + 0.895 * 0.5, -2 + 0.895 * 1])
+
+
 def loop(settings, rounds, model, weighting):
     """FAIR-FATE written down once more, with numbers in place of bundles: one parameter after another, round after round."""
     velocity, w = np.zeros(2), model["w"].numpy().copy()
