@@ -30,7 +30,7 @@ class FairAccuracy(Aggregator):
     - ``"fair_acc_avg"``: the part ``share`` of the cohort with the largest :math:`Acc_k / \Delta F_k`;
     - ``"fair_avg"``: the part ``share`` with the smallest :math:`\Delta F_k`, of equal ones the most accurate;
     - ``"fair_best"``: the one with the smallest;
-    - ``"weighted"``: everybody, with :math:`p_k (Acc_k / \Delta F_k)^\gamma` for :math:`p_k`.
+    - ``"weighted"``: all, with :math:`p_k (Acc_k / \Delta F_k)^\gamma` for :math:`p_k`.
 
     :math:`\Delta F_k` is the largest minus the smallest of the groups' rates that ``measure`` compares, in [0, 1], the larger
     difference of two for ``"equalized_odds"``. A client for whom a group has no samples does not count. Where nobody counts,
@@ -44,7 +44,7 @@ class FairAccuracy(Aggregator):
     the difference between two groups, as here. On equally large groups that is twice the paper's, so the order is the same.
     The paper's accuracy parity adds up two differences; here it compares accuracies. The number of clients is rounded up.
     The paper stops early on the server's samples; here validation chooses the round. ``"weighted"``, ``power`` and
-    ``least_gap`` are ours: a model that takes everybody for one class is perfectly fair, and a least gap limits what that is
+    ``least_gap`` are ours: a model that predicts one class for all is perfectly fair, and a least gap limits what that is
     worth.
 
     Args:

@@ -118,11 +118,11 @@ class FairLagrangian(Aggregator):
         \lambda \leftarrow \lambda + \frac{\eta}{m} \Bigl( \sum_k g_k \min(1, B / \lVert g_k \rVert_2)
         + \mathcal{N}(0, z_g^2 B^2 I) \Bigr),
 
-    and T rounds of everybody are one Gaussian mechanism with :math:`\mu^2 = T (z^{-2} + z_g^{-2})`, z being
+    and T rounds of all clients are one Gaussian mechanism with :math:`\mu^2 = T (z^{-2} + z_g^{-2})`, z being
     ``privacy.noise_multiplier``. Lambda may then fall below 0.
 
-    Deviations: FFALM's code adds noise to each client's :math:`\lambda_k` without clipping; here the server adds it once to the
-    clipped sum, which epsilon counts. FPFL has no tolerance of its constraints here. b is 1 by default. FFALM's released code
+    Deviations: FFALM's code adds noise to each client's :math:`\lambda_k` without clipping. Here the server adds it once to the
+    clipped sum, and epsilon counts it. FPFL has no tolerance of its constraints here. b is 1 by default. FFALM's released code
     has 1.05 and clips gradients to the norm 1 (``local.max_grad_norm=1``): with 1.05 beta is 131 times as large after 100
     rounds, and without clipping a run of ``adult_gsc`` then calls everybody the same.
 

@@ -48,7 +48,7 @@ class CentralDP(Privacy):
     are one Gaussian mechanism with noise multiplier z, and epsilon is what it is without.
 
     An aggregator may have statistics of the clients released along with the updates (``Aggregator.noised``). Each is clipped to
-    a norm B of its own and summed, and its sum gets noise of standard deviation :math:`z_s B`. All sums of a round are of the
+    another norm B and summed, and its sum gets noise of standard deviation :math:`z_s B`. All sums of a round are of the
     same cohort, so together they are one Gaussian mechanism of noise multiplier :math:`(z^{-2} + \sum_s z_s^{-2})^{-1/2}`.
 
     The guarantee is one towards whoever sees the server's models. The server, which adds the noise, is trusted, and so is
