@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Accounting:
         outside: what epsilon does not count, in words.
         rates: with what probability a unit is in a step: one for all, or one per client where units are samples.
         planned: per client how many steps it takes in a round that it finishes; only where units are samples.
+        statistics: name of what the server releases a noised sum of, beside that of the updates -> its noise multiplier.
         max_epsilon: a client takes no part in a round after which its epsilon would be larger; ``None`` for no limit.
     """
 
@@ -44,6 +45,7 @@ class Accounting:
     outside: tuple[str, ...]
     rates: Sequence[float]
     planned: Sequence[int] = ()
+    statistics: Mapping[str, float] = field(default_factory=dict)
     max_epsilon: float | None = None
 
     @property
@@ -189,7 +191,11 @@ class Accounting:
             "delta": delta,
             "unit": unit,
             "adjacency": ADJACENCY[unit],
-            "covers": ["models", *(f"answers to `{name}`" for name in self.questions if name in state.disclosures)],
+            "covers": [
+                "models",
+                *(f"the noised mean of `{name}`" for name in self.statistics),
+                *(f"answers to `{name}`" for name in self.questions if name in state.disclosures),
+            ],
             "outside": outside,
             "accountant": accountant,
             "noise_key": "secret" if self.privacy.is_secret else "simulation",
@@ -199,6 +205,7 @@ class Accounting:
     def _sentence(self, largest: float, median: float | None, state: FederationState, outside: Sequence[str]) -> str:
         answers = [f"`{name}`" for name in self.questions if name in state.disclosures]
         covered = "the server's models" if not self.by_client else "every client's models"
+        covered += "".join(f" and the noised mean of `{name}`" for name in self.statistics)
         covered += f" and the noised answers to {', '.join(answers)}" if answers else ""
         over = f" for the client with the largest epsilon (median {median:.4g})" if median is not None else ""
         key = "noise and sampling follow from a secret key"
@@ -227,7 +234,7 @@ class Accounting:
         return [f"answers to `{name}`" for name in asked if f"`{name}`" not in known]
 
     def _spent(self, state: FederationState) -> list[list[Mechanism]]:
-        z, times = self.privacy.noise_multiplier, state.slot("privacy").get("times", {})
+        z, times = self._of_round(), state.slot("privacy").get("times", {})
         answered = {name: Mechanism(self.questions[name], 1.0, number) for name, number in times.items()}
         if not self.by_client:
             return [[Mechanism(z, self.rates[0], state.round), *answered.values()]]
@@ -238,6 +245,13 @@ class Accounting:
             ]
             for k, steps in enumerate(state.slot("privacy")["steps"].tolist())
         ]
+
+    def _of_round(self) -> float:
+        """Return the noise multiplier of a round's sums together: one Gaussian mechanism, as they are of the same cohort."""
+        if not self.statistics:
+            return self.privacy.noise_multiplier
+        multipliers = [self.privacy.noise_multiplier, *self.statistics.values()]
+        return 1 / math.hypot(*(1 / z for z in multipliers)) if all(multipliers) else 0.0
 
     def _most(self, disclosed: Iterable[Disclosed]) -> dict[str, int]:
         """Return how often any client has answered each question that costs, in one round."""

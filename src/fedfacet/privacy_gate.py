@@ -53,6 +53,12 @@ def account(
         ConfigError: naming a part by which clients' data would have an influence that nobody counts.
     """
     privacy: Privacy | None = central or clients.privacy
+    noised = _noised(aggregator)
+    if noised and central is None:
+        raise ConfigError(
+            f"`aggregator.noise_multiplier` of aggregator={names['aggregator']} is noise of the server's, and privacy is not "
+            "central: choose privacy=central, or null."
+        )
     if privacy is None:
         return None
     if central is not None:
@@ -84,7 +90,8 @@ def account(
         # What is inherited does not count: its own `select` may draw in another way.
         sampled = selector.sampling_rate if stated(selector, "sampling_rate") else None
         rates = [sampled(cohort_size, clients.partition.num_clients) if sampled is not None else 1.0]
-        ledger = Accounting(privacy=privacy, questions=questions, outside=tuple(outside), rates=rates)
+        statistics = {name: multiplier for name, (_, multiplier) in noised.items()}
+        ledger = Accounting(privacy=privacy, questions=questions, outside=tuple(outside), rates=rates, statistics=statistics)
     else:
         ledger = _of_samples(clients, clients.privacy, questions, tuple(outside))
     if ledger.claims and any(rate < 1 for rate in ledger.rates):
@@ -114,6 +121,11 @@ def stated(part: object, name: str) -> Any:
     return vars(type(part)).get(name)
 
 
+def _noised(aggregator: Aggregator) -> Mapping[str, tuple[float, float]]:
+    """Return what of the clients' extras the server is to clip and noise, by its norm and noise multiplier."""
+    return aggregator.noised() if aggregator.noised is not None and stated(aggregator, "noised") else {}
+
+
 def _of_samples(
     clients: Clients, privacy: DPSGD | None, questions: Mapping[str, float], outside: tuple[str, ...]
 ) -> Accounting:
@@ -135,16 +147,18 @@ def _check_sums(
     """Refuse what would go past the noised sum of updates, or past the number that it is divided by."""
     privacy.noise(cohort_size)
     objective = f"objective={names['objective']} or its correction"
-    sends = sorted(getattr(clients.objective, "provides", frozenset()) - OPTIONAL)
+    by_means, noised = stated(aggregator, "noised"), _noised(aggregator)
+    sends = sorted(getattr(clients.objective, "provides", frozenset()) - OPTIONAL - noised.keys())
+    instead = "give `aggregator.max_norm` and `aggregator.noise_multiplier`" if by_means else "choose another"
     statistics = [name for program in clients.programs for name in program.buffers if name not in clients.personal]
     for refused, what in (
         (
-            not stated(aggregator, "takes_mean"),
+            not stated(aggregator, "takes_mean") and not by_means,
             f"aggregator={names['aggregator']} looks at each: choose fedavg, fedavgm or fedadam",
         ),
         (aggregator.weighting != "equal", "`aggregator.weighting` weights them by samples: choose equal"),
         (statistics, f"clients send running statistics, {statistics[0]!r}: choose a model without" if statistics else ""),
-        (sends, f"{objective} sends {sends[0]!r}: choose another" if sends else ""),
+        (sends, f"{objective} sends {sends[0]!r}: {instead}" if sends else ""),
         (len(clients.programs) > 1, "clients hold parts of the model: choose capacity=whole submodel=whole"),
     ):
         if refused:

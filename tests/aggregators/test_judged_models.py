@@ -85,6 +85,15 @@ def test_a_round_of_fair_fate_by_hand():
     assert server["round"] == 1
 
 
+def test_the_first_round_of_the_authors_hundred_with_their_defaults():
+    """Their class has beta0 = 0.9, l0 = 0.1 and rho = 0.05: beta_1 = 0.891 / 0.991 and lambda_1 = 0.105."""
+    server, model = FairFate(rounds=100).aggregate(
+        {"velocity": {}, "round": 0}, MODEL, [update(0, [1.0, 0.0], (10, 10)), update(1, [0.0, 2.0], (10, 4))]
+    )
+    np.testing.assert_allclose(server["velocity"]["w"], [1 - 0.891 / 0.991, 0.0])
+    np.testing.assert_allclose(model["w"], [1 + 0.105 * 1 + 0.895 * 0.5, -2 + 0.895 * 1])
+
+
 def loop(settings, rounds, model, weighting):
     """FAIR-FATE written down once more, with numbers in place of bundles: one parameter after another, round after round."""
     velocity, w = np.zeros(2), model["w"].numpy().copy()
@@ -191,6 +200,9 @@ def test_after_the_last_round_there_is_no_momentum():
 # Accuracy over unfairness
 
 
+WEIGHTED = partial(FairAccuracy, rule="weighted", measure="equal_opportunity", least_gap=0.05, weighting="equal")
+
+
 def test_weights_of_fair_accuracy_by_hand():
     """Accuracies are (40 + met - wrong) / 80, gaps the difference of what is met, over 20."""
     updates = [
@@ -199,34 +211,66 @@ def test_weights_of_fair_accuracy_by_hand():
         update(2, [8.0, 8.0], (20, 10, 4)),  # 0.825 / 0.5
     ]
     ratios = np.array([15, 4, 1.65])
-    _, model = FairAccuracy().aggregate({}, MODEL, iter(updates))
     deltas = np.array([[1.0, 0.0], [0.0, 1.0], [8.0, 8.0]])
-    np.testing.assert_allclose(model["w"], MODEL["w"].numpy() + ratios @ deltas / ratios.sum())
-    assert model["running"] == pytest.approx(4 + ratios @ [0, 1, 2] / ratios.sum())
-    _, model = FairAccuracy(top=2, power=2.0).aggregate({}, MODEL, iter(updates))
-    np.testing.assert_allclose(model["w"], MODEL["w"].numpy() + (ratios**2)[:2] @ deltas[:2] / (ratios**2)[:2].sum())
+    for power in (1.0, 2.0):
+        _, model = WEIGHTED(power=power).aggregate({}, MODEL, iter(updates))
+        weights = ratios**power / (ratios**power).sum()
+        np.testing.assert_allclose(model["w"], MODEL["w"].numpy() + weights @ deltas)
+        assert model["running"] == pytest.approx(4 + weights @ [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("rule", "share", "taken"),
+    [
+        ("fair_best", 1.0, [2]),  # gap 0.05, whatever the share
+        ("fair_avg", 0.1, [2]),
+        ("fair_avg", 0.5, [2, 3]),  # 0.05 and 0.1
+        ("fair_avg", 0.51, [0, 2, 3]),  # and 0.2, of which there are two: 0.9 is more accurate than 0.8
+        ("fair_acc_avg", 0.1, [3]),  # 0.9625 / 0.1, 0.4625 / 0.05, 0.9 / 0.2, 0.8 / 0.2
+        ("fair_acc_avg", 0.5, [2, 3]),
+        ("fair_acc_avg", 1.0, [0, 1, 2, 3]),  # the paper: with a larger alpha it becomes FedAvg
+    ],
+)
+def test_f3s_heuristics_take_the_clients_of_section_3_1_and_average_them_by_samples(rule, share, taken):
+    """Of two groups of 20 positives each: (met_0, met_1, negatives wrong)."""
+    own = [(18, 14), (10, 14), (6, 7, 16), (18, 20, 1)]
+    accuracies, gaps = [0.9, 0.8, 0.4625, 0.9625], [0.2, 0.2, 0.05, 0.1]
+    updates = [update(k, [2.0**k, -(3.0**k)], one, num_samples=k + 1) for k, one in enumerate(own)]
+    aggregator = FairAccuracy(rule=rule, share=share, measure="equal_opportunity")
+    for one, accuracy, gap in zip(updates, accuracies, gaps, strict=True):
+        assert aggregator._judged(one) == pytest.approx((accuracy, gap))
+    _, model = aggregator.aggregate({}, MODEL, iter(updates))
+    sizes = np.array([k + 1 for k in taken])
+    mean = sizes @ np.array([[2.0**k, -(3.0**k)] for k in taken]) / sizes.sum()
+    np.testing.assert_allclose(model["w"], MODEL["w"].numpy() + mean)
+
+
+def test_the_papers_alpha_of_ten_percent_is_five_of_its_fifty_clients():
+    updates = [update(k, [float(k), 0.0], (20, k % 20)) for k in range(50)]
+    assert len(FairAccuracy()._weighed(updates)) == 5
 
 
 def test_the_best_clients_are_the_same_in_any_order_and_ties_go_to_the_first():
     updates = [update(0, [1.0, 0.0], (10, 4)), update(1, [0.0, 1.0], (12, 6)), update(2, [8.0, 8.0], (12, 6))]
-    models = [FairAccuracy(top=1).aggregate({}, MODEL, iter(order))[1] for order in permutations(updates)]
+    models = [FairAccuracy().aggregate({}, MODEL, iter(order))[1] for order in permutations(updates)]
     assert {tuple(model["w"].tolist()) for model in models} == {(1.0, -1.0)}
 
 
-def test_clients_whose_groups_have_no_samples_do_not_count_and_if_nobody_does_it_is_an_average():
+@pytest.mark.parametrize("make", [WEIGHTED, partial(FairAccuracy, share=1.0, weighting="equal")])
+def test_clients_whose_groups_have_no_samples_do_not_count_and_if_nobody_does_it_is_an_average(make):
     empty = np.array([[[5, 5], [5, 5]], [[2, 2], [0, 0]]])
     updates = [update(k, [float(k), 1.0], (10, 8)) for k in range(3)]
     updates[2] = replace(updates[2], judged=(empty, empty))
-    model = FairAccuracy().aggregate({}, MODEL, iter(updates))[1]
+    model = make().aggregate({}, MODEL, iter(updates))[1]
     np.testing.assert_allclose(model["w"], [1.5, -1.0])
     updates = [replace(one, judged=(empty, empty)) for one in updates]
-    model = FairAccuracy().aggregate({}, MODEL, iter(updates))[1]
+    model = make().aggregate({}, MODEL, iter(updates))[1]
     assert state.digest(model) == state.digest(FedAvg().aggregate({}, MODEL, updates)[1])
 
 
 def test_a_power_beyond_all_numbers_leaves_the_best_client():
     updates = [update(0, [1.0, 0.0], (10, 9)), update(1, [5.0, 5.0], (10, 4))]
-    model = FairAccuracy(power=1e300).aggregate({}, MODEL, iter(updates))[1]
+    model = WEIGHTED(power=1e300).aggregate({}, MODEL, iter(updates))[1]
     np.testing.assert_allclose(model["w"], [2.0, -2.0])
 
 
@@ -235,7 +279,7 @@ def test_a_power_beyond_all_numbers_leaves_the_best_client():
 
 @pytest.mark.parametrize("weighting", ["equal", "samples"])
 @pytest.mark.parametrize(
-    "make", [partial(FairFate, rounds=3, l0=0.0), partial(FairAccuracy, power=0.0)], ids=["fair_fate", "fair_accuracy"]
+    "make", [partial(FairFate, rounds=3, l0=0.0), partial(WEIGHTED, power=0.0)], ids=["fair_fate", "fair_accuracy"]
 )
 def test_without_strength_it_is_federated_averaging_bit_for_bit_and_nothing_is_judged(make, weighting, tiny_federation):
     ours, plain = (tiny_federation(aggregator=a(weighting=weighting), rounds=3) for a in (make, FedAvg))
@@ -279,7 +323,9 @@ def test_the_counts_are_those_of_the_model_that_was_sent_and_of_each_client(attr
             assert (table == (expected if attributes else expected.sum(axis=1, keepdims=True))).all()
 
 
-@pytest.mark.parametrize("make", [partial(FairFate, rounds=5, l0=0.5, measure="accuracy_parity"), partial(FairAccuracy, top=1)])
+@pytest.mark.parametrize(
+    "make", [partial(FairFate, rounds=5, l0=0.5, measure="accuracy_parity"), partial(FairAccuracy, measure="accuracy_parity")]
+)
 @pytest.mark.parametrize("cut", [1, 3])
 def test_it_goes_on_from_a_checkpoint_bit_for_bit(make, cut, tiny_federation, tmp_path):
     whole, first, second = (tiny_federation(aggregator=make(), rounds=5, cohort_size=3) for _ in range(3))
@@ -306,6 +352,11 @@ def test_rounds_of_plain_averaging_judge_nothing_but_have_the_same_metrics(tiny_
     assert run.state.aggregator["round"] == 2
 
 
+def test_a_power_of_another_rule_is_refused():
+    with pytest.raises(ValueError, match="`power` is 4, which rule=fair_avg does not use: choose rule=weighted"):
+        FairAccuracy(rule="fair_avg", power=4.0)
+
+
 @pytest.mark.parametrize(
     ("make", "bad"),
     [
@@ -315,8 +366,8 @@ def test_rounds_of_plain_averaging_judge_nothing_but_have_the_same_metrics(tiny_
             {"rho": -0.1}, {"rho": math.nan}, {"rho": math.inf}, {"rounds": 0},
         )),
         *((FairAccuracy, bad) for bad in (
-            {"measure": "tpr"}, {"positive_class": 0.5}, {"top": 0}, {"top": True}, {"least_gap": 0.0}, {"least_gap": math.nan},
-            {"least_gap": 2.0}, {"power": -1}, {"power": math.inf},
+            {"measure": "tpr"}, {"positive_class": 0.5}, {"rule": "best"}, {"share": 0.0}, {"share": 1.1}, {"least_gap": -0.1},
+            {"least_gap": math.nan}, {"least_gap": 2.0}, {"power": -1}, {"power": math.inf},
         )),
     ],
 )  # fmt: skip

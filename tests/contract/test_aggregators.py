@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -32,6 +33,9 @@ NO_MEAN_OF_BUFFERS = {
     "trimmed_mean": "it takes the trimmed mean of buffers, as of parameters",
 }
 """Aggregators that do not average buffers, or a bad client's would get into the model; their own tests have the rules."""
+
+EVERY_CLIENT = {"fair_accuracy": {"share": 1.0}}
+"""What has an aggregator count all clients and not only the best, where it is asked how it weighs them."""
 
 MEAN_OF_HEADS = {"fedpac": "its global head is a mean of heads rather than a head plus a mean of updates"}
 """Aggregators whose head may move by rounding where nobody's moved, and why."""
@@ -221,7 +225,7 @@ def test_a_round_that_is_given_up_leaves_no_trace(run, updates, same):
 def test_buffers_are_averaged_and_never_an_argument_of_a_server_optimizer(aggregator_option, run, model, updates):
     if aggregator_option in NO_MEAN_OF_BUFFERS:
         pytest.skip(NO_MEAN_OF_BUFFERS[aggregator_option])
-    ours = run(buffers="average", weighting="equal")
+    ours = run(buffers="average", weighting="equal", **EVERY_CLIENT.get(aggregator_option, {}))
     for round in range(1, 6):
         sent = updates(round)
         after = ours.aggregate(sent)
@@ -245,6 +249,7 @@ def test_weighting_by_samples_is_repetition(aggregator_option, run, updates):
     """A client of three times the samples counts like three clients."""
     if aggregator_option in NO_REPETITION:
         pytest.skip(NO_REPETITION[aggregator_option])
+    run = partial(run, **EVERY_CLIENT.get(aggregator_option, {}))
     first, second = updates(cohort=(0, 1))
     sized = [replace(first, num_samples=30), replace(second, num_samples=10)]
     weighted = run(weighting="samples").aggregate(sized)
@@ -252,7 +257,8 @@ def test_weighting_by_samples_is_repetition(aggregator_option, run, updates):
     assert not torch.allclose(run(weighting="equal").aggregate(sized)["body.weight"], weighted["body.weight"])
 
 
-def test_weighting_by_samples_makes_a_difference_where_it_is_asked_for(run, updates):
+def test_weighting_by_samples_makes_a_difference_where_it_is_asked_for(aggregator_option, run, updates):
+    run = partial(run, **EVERY_CLIENT.get(aggregator_option, {}))
     first, second = updates(cohort=(0, 1))
     results = {}
     for weighting in ("samples", "equal"):

@@ -138,6 +138,12 @@ def test_factors_are_as_worked_out_by_hand():
     assert slopes_of(REPORTS, strength=1.0, rate="selection") == [row, row]
 
 
+def test_the_default_is_the_authors_loss_with_their_gamma_of_20():
+    """Their client's term is gamma F (p / b of group 0 - p / d of group 1), b and d the groups' parts of all samples."""
+    gap = 4 / 10 - 2 / 8
+    assert slopes_of(REPORTS)[1] == pytest.approx([20 * gap / (10 / 30), -20 * gap / (8 / 30)])
+
+
 def test_of_more_than_two_groups_each_is_drawn_to_their_mean():
     counts = [[5.0, 5.0, 0.0, 5.0], [10.0, 10.0, 0.0, 20.0]]
     reports = {0: [[[0.0] * 4, [9.0, 6.0, 0.0, 6.0]], counts]}

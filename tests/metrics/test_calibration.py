@@ -1,5 +1,6 @@
 """The expected calibration error, against a loop over bins and scikit-learn's reliability curve."""
 
+import itertools
 import math
 
 import numpy as np
@@ -44,6 +45,17 @@ def test_it_is_scikit_learns_reliability_curve():
     accuracies, confidences = calibration_curve(right, confidence, n_bins=15)
     sizes = np.histogram(confidence, bins=15, range=(0, 1))[0]
     expected = np.average(np.abs(accuracies - confidences), weights=sizes[sizes > 0])
+    assert calibration_error(logits, y) == pytest.approx(expected, abs=1e-5)
+
+
+def test_it_is_the_second_authors_code():
+    """Their bins have the upper end and not the lower, which matters only on an edge; 15 is their default."""
+    logits, y = drawn(3)
+    p = softmax(logits.astype(np.float64), axis=1)
+    confidence, right = p.max(axis=1), p.argmax(axis=1) == y
+    edges = np.linspace(0, 1, 16)
+    own = [(low < confidence) & (confidence <= high) for low, high in itertools.pairwise(edges)]
+    expected = sum(np.abs(confidence[one].mean() - right[one].mean()) * one.mean() for one in own if one.any())
     assert calibration_error(logits, y) == pytest.approx(expected, abs=1e-5)
 
 

@@ -78,6 +78,13 @@ class Aggregator(Declared, ABC):
     A class must say so itself: what it inherits does not count, since it may look at each update in ``aggregate`` of its own.
     """
 
+    noised: ClassVar[Callable[..., Mapping[str, tuple[float, float]]] | None] = None
+    """``noised(self)`` returns names in ``extras`` -> the largest l2 norm and the noise multiplier under ``privacy=central``.
+
+    The server then clips each client's tensor, and hands the noised mean along with the mean update, which is all that
+    ``aggregate`` may need. ``None`` if the aggregator does not do with means; a class must say so itself, as above.
+    """
+
     weighting: Annotated[str, Choice("equal", "samples")] = "equal"
     buffers: Annotated[str, Choice("average", "keep")] = "average"
 

@@ -24,8 +24,8 @@ class BoundedGroupLoss(Aggregator):
         \theta_g \leftarrow \theta_g + \gamma (r_g(w) - \zeta), \quad
         \lambda_g = B \frac{e^{\theta_g}}{1 + \sum_h e^{\theta_h}}, \quad \theta = 0 \text{ at first}
 
-    Source: Hu et al., Fair Federated Learning via Bounded Group Loss (PFFL), arXiv:2203.10190, algorithm 1; the defaults were
-    not checked against the paper.
+    Source: Hu et al., Fair Federated Learning via Bounded Group Loss (PFFL), arXiv:2203.10190, algorithm 1; neither the
+    rule nor the defaults were checked against the paper.
 
     Deviations: a round is a client's whole local training; :math:`r_g` is over the clients whose update arrived, and
     :math:`\rho_g` over all that arrived so far; clients weight their samples from the second round on, when the server knows

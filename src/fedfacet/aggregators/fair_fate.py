@@ -38,11 +38,13 @@ class FairFate(Aggregator):
     v stays.
 
     Source: Salazar et al., FAIR-FATE: Fair Federated Learning with Momentum, ICCS 2023, arXiv:2209.13678. Formulas and defaults
-    are those of its released code, not checked against the paper; ``measure`` is a choice of ours.
+    are those of its authors' code (teresalazar13/FAIR-FATE, the class ``FairFateAggregation``), not checked against the paper;
+    ``measure`` is a choice of ours. The authors' runs have ``beta0`` of 0.8 to 0.99, ``l0`` of 0.1 and 0.5, ``rho`` of 0.04 and
+    0.05, and ``largest`` of 0.8, 0.9 and 1.
 
-    Deviations from the code: :math:`\lambda_t` ends at 1 at the latest rather than 1000, beyond which the average would count
-    negatively. At 1, where it arrives after 47 rounds by default, the average counts no more: what is left is the momentum
-    along fairer clients, and the model forgets the others; ``largest`` below 1 keeps a part of the average.
+    Deviations from the code: :math:`\lambda_t` ends at 1 at the latest, where the class has 1000, with which the average would
+    count negatively. At 1, where it arrives after 47 rounds by default, the average counts no more: what is left is the
+    momentum along fairer clients, and the model forgets the others; ``largest`` below 1 keeps a part of the average.
     T is the run's rounds rather than 100. Ratios are not rounded to two digits. A ratio is NaN where the code says 0, but for
     one group's rate of 0. The average is of equal weights by default, where the code counts samples; with ``weighting=samples``
     the fair update counts them too. One measure is taken, where the code adds up several. Floating-point buffers are averaged.

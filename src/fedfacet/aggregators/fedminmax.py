@@ -24,7 +24,7 @@ class FedMinMax(Aggregator):
     .. math:: \mu \leftarrow \Pi_\Delta(\mu + \gamma \, r(w)), \quad \mu = \rho \text{ at first}
 
     Source: Papadaki et al., Minimax Demographic Group Fairness in Federated Learning, FAccT 2022, arXiv:2201.08304,
-    algorithm 1; the default of ``step`` was not checked against the paper.
+    algorithm 1; neither the rule nor the default of ``step`` was checked against the paper.
 
     Deviations: a round is a client's whole local training; :math:`r_g` is over the clients whose update arrived, and
     :math:`\rho_g` over all that arrived so far. A group without samples in a round has no :math:`r_g`: its ascent is 0, that of

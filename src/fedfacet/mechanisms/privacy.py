@@ -63,7 +63,9 @@ class DifferentialPrivacy(Mechanism):
         def released(server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
             known, shapes = round.before.slot(self.slot), {name: model[name] for name in round.facts.parameters}
             planned = {"expected": round.cohort_size, "seed": round.seed, "round": round.number}
-            round.notes[self.slot], mean = central.released(known, updates, shapes, **planned)
+            limits = round.aggregator.noised() if round.aggregator.noised is not None else {}
+            statistics = {name: (round.federation.extras[name], *limit) for name, limit in limits.items()}
+            round.notes[self.slot], mean = central.released(known, updates, shapes, statistics, **planned)
             return inner(server, model, iter([mean]))
 
         return released

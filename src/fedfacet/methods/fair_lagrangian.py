@@ -2,8 +2,9 @@
 
 Sources: Dunda and Song, Fairness-aware Federated Minimax Optimization with Convergence Guarantee (FFALM), arXiv:2307.04417;
 Rodríguez-Gálvez et al., Enforcing Fairness in Private Federated Learning via the Modified Method of Differential Multipliers
-(FPFL), arXiv:2109.08604. Formulas and defaults of both are those of FFALM's released code; they were not checked against the
-papers.
+(FPFL), arXiv:2109.08604. Formulas and defaults of FFALM are those of its authors' code (gwmdunda/FairFedAvgALM, the class
+``FairFedAvgALM`` and config.yaml), not checked against the paper. FPFL's are those of the baseline in the same code, which is
+not by FPFL's authors; they were not checked against its paper.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,8 +42,8 @@ class FairLagrangianObjective(ClassificationObjective):
     After its steps a client goes through its samples once more, in eval mode, and sends up its constraints' values, 0 for one
     of a group that it has no samples of.
 
-    Deviations: the released code takes these values from the client's last batch, and sets the loss of a group without samples
-    to 0, which moves lambda.
+    Deviations: FFALM's code takes these values from the client's last batch, and sets the loss of a group without samples to 0,
+    which moves lambda.
 
     Arguments are those of ``ClassificationObjective``.
     """
@@ -110,9 +111,20 @@ class FairLagrangian(Aggregator):
     :math:`\lambda + \sum_k p_k (\lambda_k - \lambda)` of clients' own :math:`\lambda_k = \lambda + \eta g_k`, which need not be
     sent.
 
-    Deviations: FPFL's noise is left out. b is 1 by default. FFALM's released code has 1.05 and clips gradients to the norm 1
-    (``local.max_grad_norm=1``): with 1.05 beta is 131 times as large after 100 rounds, and without clipping a run of
-    ``adult_gsc`` then calls everybody the same.
+    FPFL trains private models: with ``noise_multiplier`` and ``privacy=central`` the server clips each client's :math:`g_k` and
+    adds noise to their sum, as it does to updates. With m the expected size of a cohort and B ``max_norm``,
+
+    .. math::
+        \lambda \leftarrow \lambda + \frac{\eta}{m} \Bigl( \sum_k g_k \min(1, B / \lVert g_k \rVert_2)
+        + \mathcal{N}(0, z_g^2 B^2 I) \Bigr),
+
+    and T rounds of all clients are one Gaussian mechanism with :math:`\mu^2 = T (z^{-2} + z_g^{-2})`, z being
+    ``privacy.noise_multiplier``. Lambda may then fall below 0.
+
+    Deviations: FFALM's code adds noise to each client's :math:`\lambda_k` without clipping. Here the server adds it once to the
+    clipped sum, and epsilon counts it. FPFL has no tolerance of its constraints here. b is 1 by default. FFALM's released code
+    has 1.05 and clips gradients to the norm 1 (``local.max_grad_norm=1``): with 1.05 beta is 131 times as large after 100
+    rounds, and without clipping a run of ``adult_gsc`` then calls everybody the same.
 
     Args:
         variant: ``"ffalm"``, the difference of the losses of two groups, or ``"fpfl"``, the distance of each group's loss from
@@ -122,7 +134,9 @@ class FairLagrangian(Aggregator):
         eta: how fast multipliers rise in the first round, 0 or larger.
         growth: b, larger than 0.
         multiplier: each lambda in the first round. If it, ``beta`` and ``eta`` are 0, this is FedAvg.
-        weighting: p_k, ``"samples"`` (the released code) or ``"equal"``.
+        weighting: p_k, ``"samples"`` (the released code) or ``"equal"``, which ``privacy=central`` needs.
+        max_norm: B, larger than 0 and finite; ``None`` without noise.
+        noise_multiplier: :math:`z_g`, larger than 0 and finite; ``None`` for no noise.
     """
 
     provides = frozenset({MULTIPLIERS, BETA})
@@ -134,6 +148,22 @@ class FairLagrangian(Aggregator):
     growth: Annotated[float, Number("larger than 0, and finite")] = 1.0
     multiplier: Annotated[float, Number("finite")] = 0.0
     weighting: str = "samples"
+    max_norm: Annotated[float | None, Number("larger than 0 and finite")] = None
+    noise_multiplier: Annotated[float | None, Number("larger than 0 and finite")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.max_norm is None) != (self.noise_multiplier is None):
+            raise ValueError(
+                f"`max_norm` is {self.max_norm} and `noise_multiplier` {self.noise_multiplier}, and noise needs both: give "
+                "both or none."
+            )
+
+    def noised(self) -> Mapping[str, tuple[float, float]]:
+        """Return the norm and the noise multiplier of the constraints' values; nothing without noise, or if this is FedAvg."""
+        if self.max_norm is None or self.noise_multiplier is None or self._is_fedavg:
+            return {}
+        return {GAPS: (self.max_norm, self.noise_multiplier)}
 
     @property
     def _is_fedavg(self) -> bool:

@@ -83,8 +83,8 @@ class FedGFT(Aggregator):
     :math:`r` and :math:`\rho` of the cohort, and the clients train with these factors (``objective=fedgft``). A value of which
     the cohort has no sample that counts is left out; with fewer than two there is no penalty.
 
-    The defaults were checked against the authors' code, not against the paper; it has :math:`\gamma F^2 / 2` with gamma from
-    1 to 20, which is 20 on Adult.
+    Rule and defaults are those of the authors' code (KeyWgh/FedGFT, the class ``FedGFT`` with ``reg="l2"``), not checked
+    against the paper. The code has :math:`\gamma F^2 / 2`, with a gamma of 20 on Adult and COMPAS and 10 on CelebA.
 
     Deviations: the cohort stands for all clients, who in the paper all take part. More than two attribute values are this
     package's. The paper's other penalty, :math:`|F|`, and its third metric, calibration, are left out. With

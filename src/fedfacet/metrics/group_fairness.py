@@ -13,7 +13,7 @@ positive class, a group a has the rates
 A rate of fewer than ``min_count`` samples is NaN, never 0 (fairlearn says 0). The spread of a rate is taken over the groups
 that have it, and is NaN where fewer than two do. Counts add up over batches, clients and rounds; ratios do not (law 8).
 
-Source: thesis, section 2.6 (equations 33 to 40) and table 21.
+Source: thesis, section 6.4 (equations 35 to 37) and table 21, whose well-calibration is ``calibration``.
 """
 
 import math

@@ -1,11 +1,14 @@
 """Central differential privacy of clients."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fedfacet import rng, state
 from fedfacet.arguments import Number, Within
@@ -43,6 +46,10 @@ class CentralDP(Privacy):
 
     The sum then gets noise of :math:`z_\Delta = (z^{-2} - (2 \sigma_b)^{-2})^{-1/2}` times C, so that sum and count together
     are one Gaussian mechanism with noise multiplier z, and epsilon is what it is without.
+
+    An aggregator may have statistics of the clients released along with the updates (``Aggregator.noised``). Each is clipped to
+    another norm B and summed, and its sum gets noise of standard deviation :math:`z_s B`. All sums of a round are of the
+    same cohort, so together they are one Gaussian mechanism of noise multiplier :math:`(z^{-2} + \sum_s z_s^{-2})^{-1/2}`.
 
     The guarantee is one towards whoever sees the server's models. The server, which adds the noise, is trusted, and so is
     whoever sees who took part, training losses and sample counts (``metrics.csv``). A selector that asks clients what epsilon
@@ -111,7 +118,15 @@ class CentralDP(Privacy):
         return super().init() | ({"clip_norm": float(self.clip_norm)} if self.target_quantile is not None else {})
 
     def released(
-        self, server: ServerState, updates: Iterable[ClientUpdate], shapes: State, *, expected: int, seed: int, round: int
+        self,
+        server: ServerState,
+        updates: Iterable[ClientUpdate],
+        shapes: State,
+        statistics: Mapping[str, tuple[Tensor, float, float]] = MappingProxyType({}),
+        *,
+        expected: int,
+        seed: int,
+        round: int,
     ) -> tuple[ServerState, ClientUpdate]:
         """Return the next state, and the noised mean of a round's updates, as an update of nobody.
 
@@ -119,28 +134,42 @@ class CentralDP(Privacy):
             server: the state.
             updates: each is freed once it is added.
             shapes: tensors like those in every update's ``delta``.
+            statistics: name in ``extras`` -> a tensor like it, its largest norm B and its noise multiplier.
             expected: m, how many clients a round takes by plan.
             seed: the run's.
             round: its number.
         """
         own, clip_norm = self.seed(seed), float(server.get("clip_norm", self.clip_norm))
         multiplier, count_std = self.noise(expected)
-        draw = rng.stream(own, "central-noise", round)
-        std = multiplier * clip_norm
-        total = {
-            name: torch.as_tensor(std * draw.standard_normal(tuple(tensor.shape)), dtype=torch.float64)
-            for name, tensor in shapes.items()
-        }
+        total = _noise(shapes, multiplier * clip_norm, rng.stream(own, "central-noise", round))
+        draw = rng.stream(own, "central-statistics", round)
+        sums = {name: _noise({name: like}, z * bound, draw) for name, (like, bound, z) in statistics.items()}
         above_half = 0.0  # the sum of b_k - 1/2, which nobody moves by more than 1/2
         for update in updates:
-            norm = state.norm(update.delta)
-            above_half += 0.5 if norm <= clip_norm else -0.5
-            factor = 1.0 if norm <= clip_norm else clip_norm / norm
-            for name, tensor in update.delta.items():
-                total[name].add_(tensor, alpha=factor)
+            above_half += 0.5 if _add(total, update.delta, clip_norm) else -0.5
+            for name, (_, bound, _) in statistics.items():
+                _add(sums[name], {name: update.extras[name]}, bound)
         mean = {name: (tensor / expected).to(shapes[name].dtype) for name, tensor in total.items()}
+        extras = {name: (sums[name][name] / expected).to(like.dtype) for name, (like, _, _) in statistics.items()}
         if self.target_quantile is not None:
             noise = count_std * float(rng.stream(own, "central-clipped-count", round).standard_normal())
             unclipped = (above_half + noise) / expected + 0.5
             server = {**server, "clip_norm": clip_norm * math.exp(-self.clip_norm_lr * (unclipped - self.target_quantile))}
-        return server, ClientUpdate(-1, mean, {}, 1, 1, 1.0, {})
+        return server, ClientUpdate(-1, mean, {}, 1, 1, 1.0, {}, extras=extras)
+
+
+def _noise(shapes: State, std: float, draw: np.random.Generator) -> State:
+    """Return Gaussian noise like some tensors, float64: what a sum begins with."""
+    return {
+        name: torch.as_tensor(std * draw.standard_normal(tuple(tensor.shape)), dtype=torch.float64)
+        for name, tensor in shapes.items()
+    }
+
+
+def _add(total: State, vector: State, max_norm: float) -> bool:
+    """Add a vector to a sum, cut to an l2 norm; return whether it was within the norm."""
+    norm = state.norm(vector)
+    factor = 1.0 if norm <= max_norm else max_norm / norm
+    for name, tensor in vector.items():
+        total[name].add_(tensor, alpha=factor)
+    return norm <= max_norm
