@@ -278,7 +278,7 @@ def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -
         models = [model, *smaller_models(parts, model)]
     memory_format = getattr(torch, config.memory_format or usual_memory_format(device))
     objective, *others = (
-        make(config.objective, model=one, loss=loss, correction=make(config.correction), optimizer=optimizer).to(
+        make(config.objective, model=one, whole=model, loss=loss, correction=make(config.correction), optimizer=optimizer).to(
             device=device, memory_format=memory_format
         )
         for one in models
