@@ -109,7 +109,7 @@ def check_takes_parts(clients: Clients, names: Mapping[str, Any]) -> None:
 
 
 def check_static_norm(clients: Clients) -> None:
-    """Refuse layers of static batch norm that stay with clients, as nobody gathers statistics of these.
+    """Refuse layers of static batch norm that stay with clients: statistics are the global model's.
 
     Raises:
         ConfigError: naming one.

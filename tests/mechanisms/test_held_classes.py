@@ -77,5 +77,5 @@ def test_it_is_refused_where_it_cannot_work(data):
     with pytest.raises(ConfigError, match="needs whole models: choose fedavg, fedavgm or fednova"):
         run_of(data, aggregator=FedLD())
     run = run_of(data, mechanisms=[HeldClasses(held_classes=HeldClassesQuery(), head="classifier")])
-    with pytest.raises(ConfigError, match="The model has no layer `classifier` of one row per class"):
+    with pytest.raises(ConfigError, match="The model has no layer `classifier` of one row per class: name"):
         run.run_round()

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fedfacet.build import build, settle
+from fedfacet.config import compose_job
 from fedfacet.losses import margin
 from fedfacet.objectives.counting import FedRSObjective, MaskedObjective
 from fedfacet.types import Batch
@@ -52,3 +54,21 @@ def test_bad_settings_are_refused():
         started(masked="half")
     with pytest.raises(ValueError, match=r"^Expected `loss=cross_entropy` with objective=masked"):
         started(loss=margin)
+
+
+def test_clients_side_by_side_are_masked_as_one_by_one(tmp_path):
+    """Clients of other classes stand in stacks of their own, or as rows with masks of their own."""
+    models = []
+    for engine in ("sequential", "vectorized"):
+        options = (
+            "experiment=digits_gsc", "partition=classes_per_client", "selector=uniform", "aggregator=fedavg", "callbacks=[]",
+            "logger=[]", "objective=masked", "model=mlp", "model.hidden=[4]", "federation.rounds=1", "federation.cohort_size=4",
+            "local.amount=1", "threads=1", f"engine={engine}", "engine.device=cpu",
+        )  # fmt: skip
+        config, _ = compose_job("train", list(options))
+        settle(config)
+        federation = build(config, tmp_path / engine)
+        federation.run_round()
+        models.append(federation.state.model)
+    for name, tensor in models[0].items():
+        torch.testing.assert_close(models[1][name], tensor, rtol=0, atol=1e-5)

@@ -76,7 +76,7 @@ def test_the_widest_teaches_the_drawn_one():
     model, batch = ScalerCNN(3, (1, 8, 8), width=4), images()
     objective = OrderedDropoutObjective(model, widths=(0.5, 1.0), distill=True)
     losses = dict(reversed(drawn_by(objective, batch)) for _ in range(8))
-    z = objective(batch.x).detach()
+    z = objective.model(batch.x).detach()
     for number, narrow in ((0, objective._logits(0, batch.x).detach()), (1, z)):
         soft = -(z.softmax(dim=1) * narrow.log_softmax(dim=1)).sum(dim=1).mean()
         assert losses[number] == pytest.approx((functional.cross_entropy(z, batch.y) + soft).item(), rel=1e-6)

@@ -16,13 +16,13 @@ from fedfacet.types import PARTS, ClientUpdate, Facts, Query, ServerState, State
 class HeldClasses(Mechanism):
     r"""Averages the head's row of each class over the round's clients that hold samples of it.
 
-    .. math:: w_c \leftarrow w_c + \frac{\sum_{k: n_{kc} > 0} p_k \, \Delta w_{kc}}{\sum_{k: n_{kc} > 0} p_k}
+    .. math:: w_c \leftarrow w_c + \frac{\sum_{k \in H_c} p_k \, \Delta w_{kc}}{\sum_{k \in H_c} p_k}
 
-    with :math:`w_c` the row and the bias of class c, and :math:`p_k` the aggregator's weights. Rows of classes that no client
+    with :math:`w_c` the row and the bias of class c, :math:`H_c` the round's clients with samples of it, and :math:`p_k` the aggregator's weights. Rows of classes that no client
     of the round holds keep their values. All other tensors are averaged as ever. A client says once in a run which classes it
     holds.
 
-    Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264, section 3 (masking); compared with the function ``combine`` of
+    Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264, section 3 (masking). Compared with the function ``combine`` of
     the authors' code, where the server knows each client's classes.
 
     Args:
@@ -75,8 +75,8 @@ class HeldClasses(Mechanism):
         names = [name for name in (f"{self.head}.weight", f"{self.head}.bias") if name in facts.parameters]
         if not names or any(len(facts.model[name]) != facts.num_classes for name in names):
             raise ConfigError(
-                f"The model has no layer `{self.head}` of one row per class, which mechanisms=held_classes averages: name its "
-                "last layer by `mechanisms.held_classes.head`, or leave the mechanism out."
+                f"The model has no layer `{self.head}` of one row per class: name its last layer by "
+                "`mechanisms.held_classes.head`, or leave mechanisms=held_classes out."
             )
         return names
 

@@ -31,11 +31,11 @@ class StaticNorm(Declared, Mechanism):
     What crosses is in ``comm/query_floats_down`` and ``comm/query_floats_up`` and in ``disclosures.csv``, under ``disclosure``
     and ``privacy``. Simulated ``devices`` take no time for it. Clients whose answers do not count are left out.
 
-    Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264, section 3 (sBN); compared with the function ``stats`` of the
+    Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264, section 3 (sBN). Compared with the function ``stats`` of the
     authors' code, which gathers after every round.
 
     Deviations: the code passes all clients' samples as one shuffled data set and takes the mean of batches' means and
-    variances. Here batches are of one client, and the variance also has what lies between batches. A model is sent with the
+    variances. Here batches are of one client, and the variance includes the differences between batches. A model is sent with the
     last statistics, which the ledger counts; in the code it has none. Parts of a model (``submodel``) normalise by the whole
     model's statistics, so that ``callbacks=submodel_evaluate`` measures them too low.
 
@@ -75,7 +75,7 @@ class StaticNorm(Declared, Mechanism):
 
 
 def gathered(model: State, layers: Sequence[tuple[str, str]], answers: Iterable[list[float]]) -> State:
-    """Return the mean and the variance of each layer by name; those of a layer that nobody gave two values to are left out.
+    """Return the mean and the variance of each layer by name, without layers of fewer than two values.
 
     Args:
         model: has a mean of each layer, for its length and dtype.

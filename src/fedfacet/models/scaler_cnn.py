@@ -28,8 +28,8 @@ class ScalerCNN(Network):
         input_shape: (C, H, W), H and W at least 8.
         width: u, 1 or larger, or the numbers of channels of the four convolutions.
         norm: ``"group"`` normalises groups of at most 8 channels, ``"batch"`` normalises by the batch's statistics always,
-            ``"running"`` by running ones in evaluation, ``"static"`` by those that ``mechanisms=static_norm`` gathers,
-            ``"none"`` nothing.
+            ``"running"`` by running ones in evaluation, ``"none"`` nothing. ``"static"`` takes in evaluation those that
+            ``mechanisms=static_norm`` gathers.
         scaler: whether activations are scaled.
         bias: whether convolutions have one.
 

@@ -154,7 +154,7 @@ class ClassificationObjective(L.LightningModule):
     def training_step(self, batch: Batch | Sequence[Tensor], batch_idx: int) -> Tensor:
         """Return the loss of one batch of (x, y, a)."""
         batch = batch if isinstance(batch, Batch) else Batch(*batch)
-        loss = self.batch_loss(batch)
+        loss = self.training_loss(self(batch.x), batch)
         if self.correction is not None:
             restraint = self.correction(self.trainable)
             if isinstance(restraint, Tensor) or restraint:  # adding nothing would cost a node of the graph
@@ -163,12 +163,8 @@ class ClassificationObjective(L.LightningModule):
             self.log("train/loss", loss, batch_size=len(batch.y), sync_dist=True)
         return loss
 
-    def batch_loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a training batch, a scalar, without the correction."""
-        return self.training_loss(self(batch.x), batch)
-
     def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the loss of a training batch, given its logits."""
+        """Return the loss of a training batch, a scalar, without the correction."""
         loss: Tensor = self.loss(logits, batch)
         return loss
 

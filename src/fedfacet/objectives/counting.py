@@ -157,13 +157,13 @@ class MaskedObjective(CountingObjective):
     .. math:: -\log \frac{e^{z_y}}{\sum_{c \in H} e^{z_c} + a}
 
     with H the classes of which the client holds samples. a is the number of the other classes, whose logits are 0, or a is 0
-    and they leave the sum. Nothing is learnt about a masked logit. The model that leaves the client, and whoever measures it,
-    has the logits z.
+    and they leave the sum. Nothing is learnt about a masked logit. The model that leaves the client has the logits
+    z, also where it is measured.
 
     Before its steps a client goes through its samples once and counts. No model is asked, and nothing is sent. Validation
     and test have the plain cross entropy.
 
-    Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264, section 3 (masked cross entropy); compared with the authors'
+    Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264, section 3 (masked cross entropy). Compared with the authors'
     code, which fills masked logits with 0. Their server also leaves a client's rows of masked classes out of its means:
     ``mechanisms=held_classes``.
 

@@ -19,7 +19,7 @@ from fedfacet.types import Batch, ChannelPlan
 class OrderedDropoutObjective(ClassificationObjective):
     r"""Train in every step the first ceil(p N) of each layer's N channels, with p drawn uniformly from some widths.
 
-    .. math:: \ell(f_p(x), y), \qquad p \sim U\{p \in P : p \le p_{\max}\}
+    .. math:: \ell(f_p(x), y), \qquad p \sim U(P \cap (0, p_{\max}])
 
     with :math:`p_{\max}` the rate of the part that the client holds (``capacity``, with ``submodel=heterofl``), which is always
     among the widths. With self distillation (``distill``) a step's loss is
@@ -27,15 +27,15 @@ class OrderedDropoutObjective(ClassificationObjective):
     .. math:: \ell(f_{p_{\max}}(x), y) - \sum_c q_c \log \mathrm{softmax}_c f_p(x), \qquad
         q = \mathrm{softmax} f_{p_{\max}}(x)
 
-    and no gradient flows into q. The model that leaves the client, and whoever measures it, has all channels of the part.
+    and no gradient flows into q. The model that leaves the client has all channels of the part.
     Widths are drawn from the client's own generator of torch, as dropout is.
 
     ``engine=vectorized`` trains such clients one after another.
 
-    Source: Horvath et al., FjORD, NeurIPS 2021, arXiv:2102.13451, section 3; compared with the authors' baseline in Flower. The
+    Source: Horvath et al., FjORD, NeurIPS 2021, arXiv:2102.13451, section 3. Compared with the authors' baseline in Flower. The
     server averages each entry over its holders, by their samples there (``aggregator.weighting=samples``).
 
-    Deviations: the code keeps a batch norm's running statistics per width; here models normalise by the batch or by groups.
+    Deviations: The code keeps a batch norm's running statistics per width. Here models normalise by the batch or by groups.
     With ``distill`` its measured loss is the second term only.
 
     Arguments not listed are those of ``ClassificationObjective``.
@@ -76,19 +76,23 @@ class OrderedDropoutObjective(ClassificationObjective):
         # A list is no submodule: these have no weights of their own.
         self.narrow = [(largest.narrowed(one), _first(model, plans[0], one)) for one in narrower]
 
-    def batch_loss(self, batch: Batch) -> Tensor:
-        """Return the loss of one batch with the first channels of a width that is drawn."""
-        drawn = int(torch.randint(len(self.narrow) + 1, (), device=batch.x.device))
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits, shape (B, Y): in training by the first channels of a width that is drawn."""
+        if not self.training:
+            return super().forward(x)
+        return self._logits(int(torch.randint(len(self.narrow) + 1, (), device=x.device)), x)
+
+    def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of the drawn width's logits; with ``distill`` also that of the client's whole part."""
         if not self.distill:
-            return self.training_loss(self._logits(drawn, batch.x), batch)
-        z = self(batch.x)
-        taught = functional.cross_entropy(self._logits(drawn, batch.x), z.detach().softmax(dim=1))
-        return self.training_loss(z, batch) + taught
+            return super().training_loss(logits, batch)
+        z: Tensor = self.model(batch.x)
+        return super().training_loss(z, batch) + functional.cross_entropy(logits, z.detach().softmax(dim=1))
 
     def _logits(self, number: int, x: Tensor) -> Tensor:
         """Return the logits of the narrow model of a number, or of the client's whole part."""
         if number == len(self.narrow):
-            logits: Tensor = self(x)
+            logits: Tensor = self.model(x)
             return logits
         network, first = self.narrow[number]
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())

@@ -44,7 +44,7 @@ def spreads(runs: Sequence[Run]) -> list[Spread]:
     """Return what finished runs have for table 9: over the rows of tables 24 to 26 with as many whole clients.
 
     Source: the thesis, section 4.8.3, table 9. It is the difference of means, each over seeds. The more methods and the fewer
-    seeds, the larger it is by chance alone.
+    seeds, the larger chance makes it.
 
     Raises:
         ConfigError: if no two methods with as many whole clients have finished runs, or a method has a seed twice.
