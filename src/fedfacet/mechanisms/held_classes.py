@@ -18,9 +18,9 @@ class HeldClasses(Mechanism):
 
     .. math:: w_c \leftarrow w_c + \frac{\sum_{k \in H_c} p_k \, \Delta w_{kc}}{\sum_{k \in H_c} p_k}
 
-    with :math:`w_c` the row and the bias of class c, :math:`H_c` the round's clients with samples of it, and :math:`p_k` the aggregator's weights. Rows of classes that no client
-    of the round holds keep their values. All other tensors are averaged as ever. A client says once in a run which classes it
-    holds.
+    with :math:`w_c` the row and the bias of class c, :math:`H_c` the round's clients with samples of it, and :math:`p_k` the
+    aggregator's weights. Rows of classes that no client of the round holds keep their values. All other tensors are averaged
+    as ever. A client says once in a run which classes it holds.
 
     Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264, section 3 (masking). Compared with the function ``combine`` of
     the authors' code, where the server knows each client's classes.

@@ -34,10 +34,10 @@ class StaticNorm(Declared, Mechanism):
     Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264, section 3 (sBN). Compared with the function ``stats`` of the
     authors' code, which gathers after every round.
 
-    Deviations: the code passes all clients' samples as one shuffled data set and takes the mean of batches' means and
-    variances. Here batches are of one client, and the variance includes the differences between batches. A model is sent with the
-    last statistics, which the ledger counts; in the code it has none. Parts of a model (``submodel``) normalise by the whole
-    model's statistics, so that ``callbacks=submodel_evaluate`` measures them too low.
+    Deviations: The code passes all clients' samples as one shuffled data set and takes the mean of batches' means and
+    variances. Here batches are of one client, and the variance includes the differences between batches. A model is sent with
+    the last statistics, and the ledger counts these. In the code it has none. Parts of a model (``submodel``) normalise by the
+    whole model's statistics, so that ``callbacks=submodel_evaluate`` measures them too low.
 
     Args:
         norm_statistics: what clients are asked for.

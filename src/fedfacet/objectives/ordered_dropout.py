@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from fedfacet import rng
 from fedfacet.arguments import check_within
 from fedfacet.corrections import Correction
 from fedfacet.errors import ConfigError
@@ -21,8 +22,9 @@ class OrderedDropoutObjective(ClassificationObjective):
 
     .. math:: \ell(f_p(x), y), \qquad p \sim U(P \cap (0, p_{\max}])
 
-    with :math:`p_{\max}` the rate of the part that the client holds (``capacity``, with ``submodel=heterofl``), which is always
-    among the widths. With self distillation (``distill``) a step's loss is
+    with :math:`p_{\max}` the rate of the client's part (``capacity``, with ``submodel=heterofl``). This width is always in P.
+
+    With self distillation (``distill``) a step's loss is
 
     .. math:: \ell(f_{p_{\max}}(x), y) - \sum_c q_c \log \mathrm{softmax}_c f_p(x), \qquad
         q = \mathrm{softmax} f_{p_{\max}}(x)
@@ -73,14 +75,14 @@ class OrderedDropoutObjective(ClassificationObjective):
         own, of_all = (plan.sizes for plan in plans)  # type: ignore[union-attr]
         sizes = [{group: kept(width, size) for group, size in of_all.items()} for width in sorted(set(widths))]
         narrower = [one for one in sizes if all(one[group] < size for group, size in own.items())]
-        # A list is no submodule: these have no weights of their own.
-        self.narrow = [(largest.narrowed(one), _first(model, plans[0], one)) for one in narrower]
+        with torch.device("meta"):  # these have no weights of their own, and draw none; a list is no submodule
+            self.narrow = [(largest.narrowed(one), _first(model, plans[0], one)) for one in narrower]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits, shape (B, Y): in training by the first channels of a width that is drawn."""
         if not self.training:
             return super().forward(x)
-        return self._logits(int(torch.randint(len(self.narrow) + 1, (), device=x.device)), x)
+        return self._logits(rng.drawn_below(len(self.narrow) + 1, x.device), x)
 
     def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the loss of the drawn width's logits; with ``distill`` also that of the client's whole part."""
