@@ -31,6 +31,7 @@ from fedfacet.compatibility import (
     check_judged,
     check_needs_logits,
     check_pairs,
+    check_static_norm,
     check_takes_parts,
     check_transforms,
     questions,
@@ -46,6 +47,7 @@ from fedfacet.mechanism import Mechanism
 from fedfacet.mechanisms import mechanisms_of
 from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.mechanisms.updates import UpdateCheck
+from fedfacet.models.base import static_norms
 from fedfacet.objectives.classification import ClassificationObjective, OptimizerFactory
 from fedfacet.participation import Participation
 from fedfacet.privacy.base import Privacy
@@ -290,6 +292,7 @@ def assemble(  # noqa: PLR0913  # a keyword for each group of a configuration
         "devices": devices,
         "capacity": parts.capacity if parts is not None else None,
         "privacy": clients.privacy or privacy,
+        "model": next(iter(static_norms(clients.program.module).values()), None),
         **{f"mechanisms.{one.slot or number}": one for number, one in enumerate(mechanisms)},
     }
     names = {group: type(part).__name__ for group, part in chosen.items()} | dict(choices or {})
@@ -305,7 +308,8 @@ def assemble(  # noqa: PLR0913  # a keyword for each group of a configuration
         check_private(clients, names)
     check_callbacks(callbacks or {})
     callbacks = with_own_metrics(clients, callbacks or {})
-    asked = questions(selector, aggregator, callbacks, names)
+    check_static_norm(clients)
+    asked = questions(selector, aggregator, callbacks, mechanisms, names)
     accounting = account(clients, privacy, aggregator, selector, scheduler, cohort_size, names, asked)
     accounting = with_mechanisms(accounting, mechanisms)
     watching = {f"callbacks.{name}": callback for name, callback in callbacks.items()}

@@ -26,6 +26,7 @@ from fedfacet.engines.auto import AutoEngine
 from fedfacet.engines.base import Engine
 from fedfacet.errors import ConfigError
 from fedfacet.federation import Federation
+from fedfacet.models.base import static_norms
 from fedfacet.models.checks import check_inputs, check_size, check_trained
 from fedfacet.privacy.base import Privacy
 from fedfacet.privacy.central import CentralDP
@@ -135,6 +136,11 @@ def fresh_model(settings: Mapping[str, Any], seed: int, number: int) -> nn.Modul
     facts = _model_facts(load_data(config))
     with rng.forked(seed, "shadow-weights", number):
         model: nn.Module = make(config.model, **facts)
+        if static_norms(model):
+            raise ConfigError(
+                "Models that an attack trains by themselves have no federation that gathers statistics of static batch norm: "
+                "attack a run with another `model.norm`, or choose attacks without such models."
+            )
         if (adapter := _adapter(config)) is not None:
             adapter.fit(model)
         return model
@@ -272,7 +278,7 @@ def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -
         models = [model, *smaller_models(parts, model)]
     memory_format = getattr(torch, config.memory_format or usual_memory_format(device))
     objective, *others = (
-        make(config.objective, model=one, loss=loss, correction=make(config.correction), optimizer=optimizer).to(
+        make(config.objective, model=one, whole=model, loss=loss, correction=make(config.correction), optimizer=optimizer).to(
             device=device, memory_format=memory_format
         )
         for one in models

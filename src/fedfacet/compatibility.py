@@ -3,7 +3,7 @@
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from fedfacet.clients.prediction import network_with_head
 from fedfacet.clients.trainer import Clients
 from fedfacet.devices.base import Devices
 from fedfacet.errors import ConfigError
-from fedfacet.objectives.classification import ClassificationObjective
+from fedfacet.mechanism import Mechanism
+from fedfacet.models.base import NORM_STATISTICS, static_norms
 from fedfacet.privacy.disclosure import UPDATE, DisclosurePolicy, kinds_sent
 from fedfacet.query import Query
 from fedfacet.schedulers import Scheduler
@@ -49,6 +50,7 @@ _REMEDIES = {
     DEVICES: "choose devices=lognormal or another option of `devices`, or another part.",
     PAYMENTS: "choose a selector that pays clients, such as fmore or cbim, or another termination.",
     SUMMED_GRADIENTS: "choose optimizer=sgd, without Nesterov's momentum and without dampening, or another method.",
+    NORM_STATISTICS: "choose mechanisms=static_norm, or another model.norm.",
     STORED_GRADIENTS: "choose aggregator=lag (method=lag and method=lag_wk do), or leave this part out.",
 }
 
@@ -98,12 +100,26 @@ def check_takes_parts(clients: Clients, names: Mapping[str, Any]) -> None:
         (bool(clients.personal), "`personal` keeps layers of a shape that changes: choose personal=none"),
         (clients.local.keep_optimizer, "`local.keep_optimizer` keeps what belongs to other channels: choose false"),
         (
-            type(clients.objective) is not ClassificationObjective,
-            f"objective={names['objective']} may keep tensors of other channels: choose classification",
+            not vars(type(clients.objective)).get("takes_parts", False),
+            f"objective={names['objective']} may keep tensors of other channels: choose classification or masked",
         ),
     ):
         if refused:
             raise ConfigError(f"Expected parts that can do with clients that hold a part of the model, but {what}.")
+
+
+def check_static_norm(clients: Clients) -> None:
+    """Refuse layers of static batch norm that stay with clients: statistics are the global model's.
+
+    Raises:
+        ConfigError: naming one.
+    """
+    for name in static_norms(clients.program.module):
+        if f"{name}.running_mean" in clients.personal:
+            raise ConfigError(
+                f"The layer `{name}` of static batch norm stays with clients, but mechanisms=static_norm gathers statistics of "
+                "the global model: choose personal=none or another model.norm."
+            )
 
 
 def check_judged(clients: Clients, parts: Mapping[str, Any], server_data: ServerData | None, names: Mapping[str, Any]) -> None:
@@ -252,7 +268,11 @@ def check_devices(clients: Clients, devices: Devices, termination: Termination |
 
 
 def questions(
-    selector: ClientSelector, aggregator: Aggregator, callbacks: Mapping[str, Callback], names: Mapping[str, Any]
+    selector: ClientSelector,
+    aggregator: Aggregator,
+    callbacks: Mapping[str, Callback],
+    mechanisms: Sequence[Mechanism],
+    names: Mapping[str, Any],
 ) -> list[tuple[Query, str]]:
     """Return the questions that parts are known to put, and who puts each; ``names`` has the option of each group."""
     of_callbacks = [(callback.question(), f"callbacks.{name}") for name, callback in callbacks.items()]
@@ -261,6 +281,7 @@ def questions(
         *((query, _called("selector", selector, names)) for query in vars(selector).values()),
         (reported, _called("aggregator", aggregator, names)),
         *of_callbacks,
+        *((query, type(one).__name__) for one in mechanisms for query in getattr(one, "__dict__", {}).values()),
     ]
     return [(query, who) for query, who in put if isinstance(query, Query)]
 

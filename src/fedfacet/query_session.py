@@ -109,6 +109,19 @@ class QuerySession:
         self.lap("ask")
         return answers
 
+    def ask_available(self, query: Query) -> Mapping[int, Any]:
+        """Put a query to all available clients, and return the answers that count; it leaves the others out."""
+        clients = self.available
+        while True:
+            try:
+                answers = self.ask(query, clients)
+            except ClientsAway as fault:
+                clients = [client for client in clients if client not in fault.client_ids]
+            else:
+                if len(clients) < len(self.available):
+                    self.settled()
+                return answers
+
     def _book(self, query: Query, client_id: int, answer: Answer, noise: Iterable[float | None]) -> None:
         """Count what an answer cost, and write it down."""
         begins = getattr(query, "starts_training", False)

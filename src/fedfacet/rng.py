@@ -105,6 +105,11 @@ def forked(seed: int, purpose: str, *keys: int, device: torch.device | None = No
         yield
 
 
+def drawn_below(number: int, device: torch.device) -> int:
+    """Return a number in 0 .. ``number`` - 1, drawn as layers such as dropout do; to be used inside ``forked``."""
+    return int(torch.randint(number, (), device=device))
+
+
 def get_states(device: torch.device, *, others: bool = False) -> list[torch.Tensor]:
     """Return the states of torch's generators, of the CPU and ``device``; ``others`` adds numpy's and Python's in one."""
     states = [torch.default_generator.get_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]

@@ -144,7 +144,13 @@ def test_without_one_the_recipe_stays(chosen):
 
 
 def test_it_has_what_it_names_and_runs(method_option, smoke):
-    network = ["model=resnet8"] if method_option == "fedbn" else []  # which has what FedBN keeps
+    whole = ["capacity.rates=[1.0]", "capacity.shares=[1.0]"]  # or what is written down below would not be all of it
+    networks = {
+        "fedbn": ["model=resnet8"],
+        "heterofl": ["model=scaler_cnn", "model.norm=static", "model.width=2", *whole],
+        "fjord": whole,
+    }
+    network = networks.get(method_option, [])  # which has the layers that the method is about
     federation, run_dir = smoke(f"method={method_option}", "callbacks=[disclosures,csv_log]", *network)
     parts = parts_of(method_option)
     assert smoke.job.choices.method == method_option

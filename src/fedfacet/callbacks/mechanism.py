@@ -11,10 +11,9 @@ from fedfacet.errors import first_line
 from fedfacet.federation import Federation
 from fedfacet.mechanism import Fold, Mechanism, Round
 from fedfacet.mechanisms.termination import stop_if_due
-from fedfacet.query_session import ClientsAway, QuerySession
 from fedfacet.records import FederationState, RoundResult
 from fedfacet.round import crossed
-from fedfacet.types import ClientTask, ClientUpdate, Query, ServerState, State
+from fedfacet.types import ClientTask, ClientUpdate, ServerState, State
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +107,7 @@ class Callbacks(Mechanism):
                 "came": [],
             }
             queries = replace(round.queries, order=order, **fresh)
-            part.on_answers(federation, _answers(queries, question))
+            part.on_answers(federation, queries.ask_available(question))
             federation.count_models(queries, federation.state, queries.received_model)
             federation.state = replace(federation.state, disclosures=queries.disclosures)
         return measured_by(part, federation, round.number)
@@ -136,17 +135,3 @@ class Callbacks(Mechanism):
 
 def _hears(callback: Callback) -> bool:
     return type(callback).on_client_end is not Callback.on_client_end
-
-
-def _answers(queries: QuerySession, question: Query) -> Mapping[int, Any]:
-    """Return what those who are available answer to a measurement's question; answers that do not count are left out."""
-    clients = queries.available
-    while True:
-        try:
-            answers = queries.ask(question, clients)
-        except ClientsAway as fault:
-            clients = [client for client in clients if client not in fault.client_ids]
-        else:
-            if len(clients) < len(queries.available):
-                queries.settled()
-            return answers

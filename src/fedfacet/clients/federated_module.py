@@ -18,6 +18,7 @@ from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.hooks import ClientHooks, DataHooks, PredictHooks, client_hooks_of, federated_module
 from fedfacet.clients.own_module import OwnModule
 from fedfacet.derived import derived_of, other_names
+from fedfacet.models.base import static_norms
 from fedfacet.types import ClientEnd, ClientStart, State
 
 
@@ -48,7 +49,8 @@ class FederatedModule:
         self.objective = objective
         self.module = federated_module(objective)
         self.derived = derived_of(self.module)
-        self._followers = {name for one in self.derived for name in one.names}
+        gathered = [f"{name}.{key}" for name in static_norms(self.module) for key in ("running_mean", "running_var")]
+        self._followers = {*gathered, *(name for one in self.derived for name in one.names)}  # what clients do not send
         aliases = other_names(self.derived)
         named: State = dict(self.module.named_parameters(remove_duplicate=False))
         self.frozen: State = {name: tensor for name, tensor in named.items() if not tensor.requires_grad}

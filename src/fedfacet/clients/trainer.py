@@ -84,7 +84,7 @@ class ClientTrainer(FederatedModule):
 
     @property
     def buffers(self) -> State:
-        """The floating-point ones among the buffers, unless they follow from weights."""
+        """The floating-point ones among the buffers, unless they follow from weights or the server gathers them."""
         if not self._buffer_slots:
             return {}
         named = self._persistent_buffers.items()

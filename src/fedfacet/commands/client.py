@@ -136,7 +136,9 @@ def _pilot(argv: Sequence[str]) -> int:
         settle(config)
         data, folder = load_data(config), Path(given["folder"])
         federation = put_together(config, folder, data, make(config.engine))
-        asked = questions(federation.selector, federation.aggregator, federation.callbacks, config.choices)
+        asked = questions(
+            federation.selector, federation.aggregator, federation.callbacks, federation.mechanisms, config.choices
+        )
         known = known_queries()
         by = {
             "NumSamples": "every method",

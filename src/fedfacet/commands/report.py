@@ -178,7 +178,7 @@ def of_study(options: argparse.Namespace, runs: "Sequence[Run]", command: str, *
 
 def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) -> "Table":
     """Return the table that the options ask for, and draw what belongs to it."""
-    if options.layout and options.layout != "submodels_correlations":
+    if options.layout and options.layout not in ("submodels_correlations", "submodels_spreads"):
         from fedfacet.papers.layouts import load_layout, make_layout_table
 
         asked = {
@@ -186,6 +186,10 @@ def asked_for(options: argparse.Namespace, runs: "Sequence[Run]", command: str) 
         }
         return make_layout_table(runs, load_layout(options.layout), where=options.where, **asked).table()
     runs = fitting(options, runs)
+    if options.layout == "submodels_spreads":
+        from fedfacet.papers.submodels.spreads import spreads, spreads_table
+
+        return spreads_table(spreads(runs), command)
     if options.layout:
         return correlations_of(options, runs, command)
     if options.tradeoff:

@@ -70,7 +70,7 @@ def _parser(listed: Mapping[str, dict[str, Any]]) -> argparse.ArgumentParser:
         "pictures": PICTURES,
         "widths": " or ".join(f"{name}, {width} inches" for name, width in WIDTHS.items()),
     }
-    listed["layout"]["choices"] = [*LAYOUTS, "sensitivity", "submodels_correlations"]
+    listed["layout"]["choices"] = [*LAYOUTS, "sensitivity", "submodels_correlations", "submodels_spreads"]
     for name, how in listed.items():
         typed = {"type": _TYPES[how["type"]]} if "type" in how else {}
         parser.add_argument(f"--{name}", **{**how, **typed, "help": how["help"].format(**texts)})

@@ -148,7 +148,9 @@ def build_server(config: Any, run_dir: Path, *, transport: Transport, overrides:
         for program in engine.clients.programs:
             for tensor in (*program.module.parameters(), *program.module.buffers()):
                 tensor.data = _shape_of(tensor.data)
-    for query, asked_by in questions(federation.selector, federation.aggregator, federation.callbacks, config.choices):
+    for query, asked_by in questions(
+        federation.selector, federation.aggregator, federation.callbacks, federation.mechanisms, config.choices
+    ):
         engine.check_query(query, asked_by)
     federation.put(SitesAway(engine))
     federation.put(ClientParticipation(LiveParticipation(federation)))

@@ -1,8 +1,35 @@
 """What several models are made of."""
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedfacet.errors import ConfigError
+
+NORM_STATISTICS = "norm_statistics"
+"""What layers of static batch norm need, and ``mechanisms=static_norm`` gathers."""
+
+
+class StaticBatchNorm2d(nn.BatchNorm2d):
+    r"""Batch normalisation by the batch in training, and by gathered statistics in evaluation (sBN).
+
+    Training does not change ``running_mean`` and ``running_var``, shape (C,), and clients do not send them. The mechanism
+    ``StaticNorm`` writes them into the global model.
+
+    Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264, section 3, and the authors' code.
+    """
+
+    requires = frozenset({NORM_STATISTICS})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x of shape (B, C, H, W), normalised per channel."""
+        if self.training:
+            return functional.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+        return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+def static_norms(module: nn.Module) -> dict[str, StaticBatchNorm2d]:
+    """Return a module's layers of static batch norm by name, in its order."""
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, StaticBatchNorm2d)}
 
 
 class Network(nn.Module):

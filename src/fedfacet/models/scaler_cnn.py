@@ -6,7 +6,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fedfacet.arguments import check_choice, check_whole
-from fedfacet.models.base import Network
+from fedfacet.models.base import Network, StaticBatchNorm2d
 from fedfacet.types import ChannelPlan
 
 
@@ -28,7 +28,8 @@ class ScalerCNN(Network):
         input_shape: (C, H, W), H and W at least 8.
         width: u, 1 or larger, or the numbers of channels of the four convolutions.
         norm: ``"group"`` normalises groups of at most 8 channels, ``"batch"`` normalises by the batch's statistics always,
-            ``"running"`` by running ones in evaluation, ``"none"`` nothing.
+            ``"running"`` by running ones in evaluation, ``"none"`` nothing. ``"static"`` takes in evaluation those that
+            ``mechanisms=static_norm`` gathers.
         scaler: whether activations are scaled.
         bias: whether convolutions have one.
 
@@ -53,7 +54,7 @@ class ScalerCNN(Network):
         self.widths = [width, 2 * width, 4 * width, 8 * width] if isinstance(width, int) else list(width)
         for number in self.widths:
             check_whole("model.width", number)
-        check_choice("model.norm", norm, ("batch", "running", "group", "none"))
+        check_choice("model.norm", norm, ("batch", "running", "static", "group", "none"))
         if len(self.widths) != 4 or len(input_shape) != 3 or min(input_shape[1:]) < 8:
             raise ValueError(
                 "Expected one `model.width` or four, and images (C, H, W) of 8x8 pixels or more, but got "
@@ -104,6 +105,8 @@ def _norm(kind: str, channels: int) -> nn.Module:
     if kind == "group":
         groups = next(number for number in range(-(-channels // 8), channels + 1) if channels % number == 0)
         return nn.GroupNorm(groups, channels)
+    if kind == "static":
+        return StaticBatchNorm2d(channels)
     return nn.Identity() if kind == "none" else nn.BatchNorm2d(channels, track_running_stats=kind == "running")
 
 

@@ -84,6 +84,9 @@ class ClassificationObjective(L.LightningModule):
     changes_cross_entropy: ClassVar[str] = ""
     """The name of its option if it changes the cross entropy, so that it refuses any other loss."""
 
+    takes_parts: ClassVar[bool] = True
+    """Whether clients may hold parts of the model: it keeps nothing of the model's shape. A class must say so itself."""
+
     trainable: dict[str, Tensor]
     """The trainable parameters as the correction sees them; whoever takes a step on other tensors puts those in their place."""
 

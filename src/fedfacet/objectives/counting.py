@@ -1,5 +1,6 @@
 """Objectives whose loss depends on how many samples of what a client holds."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfacet.arguments import Number, check_within
+from fedfacet.arguments import Number, check_choice, check_within
 from fedfacet.corrections import Correction
 from fedfacet.errors import DisclosureError
 from fedfacet.heterogeneity import InteractionMatrix
@@ -147,6 +148,58 @@ class FedRSObjective(CountingObjective):
         """Return the mean cross entropy of the restricted softmax."""
         if self._scale is not None:
             logits = logits * for_all_classes(self._scale.to(logits.device), logits, absent=self.alpha)
+        return super().training_loss(logits, batch)
+
+
+class MaskedObjective(CountingObjective):
+    r"""Take the cross entropy of logits z of which those of classes that a client does not hold are masked.
+
+    .. math:: -\log \frac{e^{z_y}}{\sum_{c \in H} e^{z_c} + a}
+
+    with H the classes of which the client holds samples. a is the number of the other classes, whose logits are 0, or a is 0
+    and they leave the sum. Nothing is learnt about a masked logit. The model that leaves the client has the logits
+    z, also where it is measured.
+
+    Before its steps a client goes through its samples once and counts. No model is asked, and nothing is sent. Validation
+    and test have the plain cross entropy.
+
+    Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264, section 3 (masked cross entropy). Compared with the authors'
+    code, which fills masked logits with 0. Their server also leaves a client's rows of masked classes out of its means:
+    ``mechanisms=held_classes``.
+
+    Deviation: the code also masks where it measures each client's accuracy.
+
+    Arguments not listed are those of ``ClassificationObjective``.
+
+    Args:
+        masked: ``"zero"``, logits of 0 as in the code, or ``"out"``, for a softmax of the client's classes.
+    """
+
+    changes_cross_entropy = "masked"
+    takes_parts = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: Callable[[Tensor, Batch], Tensor] = cross_entropy,
+        correction: Correction | None = None,
+        optimizer: OptimizerFactory | None = None,
+        masked: str = "zero",
+    ) -> None:
+        super().__init__(model, loss=loss, correction=correction, optimizer=optimizer)
+        check_choice("objective.masked", masked, ("zero", "out"))
+        self.fill = 0.0 if masked == "zero" else -math.inf
+        self._held: Tensor | None = None  # 1 for the classes that the client holds, up to the largest one of these
+
+    def count(self, batches: Iterable[Batch]) -> None:
+        """Find out which classes the client holds."""
+        self._held = (class_counts(batches) > 0).float()
+
+    def training_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean cross entropy of the masked logits."""
+        if self._held is not None:
+            logits = logits.masked_fill(for_all_classes(self._held.to(logits.device), logits, absent=0.0) == 0, self.fill)
         return super().training_loss(logits, batch)
 
 

@@ -133,7 +133,7 @@ class Parts:
         next_server, next_model = fold(server, model, whole())
         if () in seen:  # whoever is whole has held every entry
             return next_server, next_model
-        return _only_where(covered, server, next_server), _only_where(covered, model, next_model)
+        return only_where(covered, server, next_server), only_where(covered, model, next_model)
 
     def count(self, counts: State, model: State, client_id: int, round: int) -> None:
         """Add 1, in place, to the entries that a client holds; ``counts`` has zeros or counts like the model's tensors."""
@@ -187,13 +187,13 @@ def _whole(part: Tensor, like: Tensor, entries: tuple[Tensor, ...] | tuple[slice
     return whole
 
 
-def _only_where(covered: State, before: Any, after: Any) -> Any:
+def only_where(covered: State, before: Any, after: Any) -> Any:
     """Return what a server part made, but for tensors named as the model's: these are as before where nobody held an entry."""
     if not isinstance(after, Mapping) or not isinstance(before, Mapping):
         return after
     return {
         name: torch.where(covered[name] > 0, value, before[name])
         if isinstance(value, Tensor) and name in covered and name in before and value.shape == covered[name].shape
-        else _only_where(covered, before.get(name), value)
+        else only_where(covered, before.get(name), value)
         for name, value in after.items()
     }

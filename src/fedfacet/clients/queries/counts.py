@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from fedfacet.answer_form import AnswerForm
 from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.clients.queries.noise import CountNoise
 from fedfacet.heterogeneity import InteractionMatrix
@@ -75,6 +76,22 @@ class LabelHistogram(NoisyCounts, Query):
         counts = np.bincount(context.data.y, minlength=num_classes)
         noisy = self.noise.on(counts.astype(np.float64), context, self.name) if self.noise.noise_multiplier else counts
         return Answer(noisy.tolist(), floats_up=num_classes, samples=0)
+
+
+class HeldClasses(Query):
+    """Ask of which classes a client has samples: Y numbers, 1 or 0, leave it, and nothing passes through a model."""
+
+    name = "held_classes"
+    kind = "label_counts"
+    form = AnswerForm(shape=("Y",), low=0, high=1)
+    reads = frozenset({"y"})
+    needs_model = False
+
+    def answer(self, context: QueryContext) -> Answer:
+        """Return 1 for each class that the client holds, and 0 for the others."""
+        num_classes = context.data.dataset.num_classes
+        counts = np.bincount(context.data.y, minlength=num_classes)
+        return Answer((counts > 0).astype(int).tolist(), floats_up=num_classes, samples=0)
 
 
 class NoisyMatrix(NoisyCounts):
