@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from fedfacet import rng
 from fedfacet.analysis.writers import Table
 from fedfacet.build import build, load_data, settle
 from fedfacet.commands import output_of
@@ -15,7 +16,7 @@ from fedfacet.config import compose_job, make
 from fedfacet.errors import ConfigError
 from fedfacet.metrics.estimation import FILE, Triplets, measure_estimation, read_triplets, write_triplets
 from fedfacet.plots.triplets import plot_estimation
-from fedfacet.types import Broadcast, ClientTask
+from fedfacet.types import Broadcast, ClientTask, Query, SelectionContext
 
 
 def run(options: Sequence[str]) -> Output:
@@ -51,9 +52,18 @@ def estimate_triplets(config: DictConfig, run_dir: Path) -> Triplets:
     settle(config)
     federation = build(config, run_dir)
     broadcast = Broadcast(federation.state.model)
-    tasks = [ClientTask(client_id, 1, config.seed, broadcast) for client_id in range(federation.num_clients)]
+    everybody, query = range(federation.num_clients), make(config.heterogeneity)
+
+    def ask(query: Query, client_ids: Sequence[int]) -> dict[int, Any]:
+        tasks = [ClientTask(client_id, 1, config.seed, broadcast) for client_id in client_ids]
+        answers = federation.engine.ask(query, tasks)
+        return {client_id: answer.value for client_id, answer in zip(client_ids, answers, strict=True)}
+
     with contextlib.closing(federation.engine):
-        answers = dict(enumerate(answer.value for answer in federation.engine.ask(make(config.heterogeneity), tasks)))
+        if learn := getattr(query, "learn", None):  # of a question that others come before
+            number, generator = len(everybody), rng.stream(config.seed, "estimation")
+            query = learn(SelectionContext(1, number, number, number, everybody, {}, generator, ask))
+        answers = ask(query, everybody)
     return Triplets.of([matrix.triplet for matrix in load_data(config).matrices], answers)
 
 

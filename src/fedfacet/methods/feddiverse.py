@@ -77,7 +77,8 @@ class FedDiverseSelector(PretrainedSelector):
         """Return the cohort of this round: all available clients while pre-training."""
         if self.takes_everybody(context.round):
             return list(context.available)
-        triplets = context.ask_once(self.heterogeneity, context.available)
+        learn = getattr(self.heterogeneity, "learn", None)  # of a question that others come before
+        triplets = context.ask_once(learn(context) if learn else self.heterogeneity, context.available)
         if context.round <= self.pretraining_rounds:
             return list(context.available)
         triplets_KD = np.array(list(triplets.values()), dtype=np.float64)

@@ -14,6 +14,7 @@ KINDS = {
     "triplet": "class imbalance, attribute imbalance and spurious correlation",
     "class_means": "the mean features of each class, and how they vary",
     "norm_statistics": "the means and variances of a model's activations on its samples",
+    "class_histograms": "how many samples of each class lie where along a direction of features",
     "centroids": "the means of clusters of its samples, or of their features",
     "joint_counts": "how many it has of each class with each attribute value",
     "resources": "how fast a client's device and its connection are, and what energy a round takes",

@@ -1,0 +1,378 @@
+"""Clients' heterogeneity triplets by an attribute that they learn together, without attribute labels."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedfacet.answer_form import AnswerForm
+from fedfacet.arguments import check_choice
+from fedfacet.clients.queries.base import Query, QueryContext
+from fedfacet.clients.queries.clustered_heterogeneity import image_statistics
+from fedfacet.clients.queries.noise import TRIPLET, checked_multiplier, noisy_triplet
+from fedfacet.errors import ConfigError
+from fedfacet.heterogeneity import InteractionMatrix
+from fedfacet.types import Answer, SelectionContext
+
+Floats = NDArray[np.float64]
+
+VIEWS = ("images", "features")
+_BINS = 64
+_REACH = 4.0
+"""Standard deviations of the projections to each side of their mean that the bins cover."""
+
+_CUTS = (-1.0, 0.0, 1.0)
+"""Between groups of clients, in standard deviations of a class's mean between clients."""
+
+_RIDGE = 1e-2
+"""Of each feature's variance: no direction counts as tighter than this within clients."""
+
+_CONSTANT = 1e-6
+"""Of the largest deviation of a feature: one that varies less is left out, as of a unit that is never active."""
+
+_LEAST_STRENGTH = 1.2
+_ITERATIONS = 200
+_OWN_ITERATIONS = 50
+_NARROWEST = 1e-4
+"""Of the projections' variance: no component is narrower than this."""
+
+_MOST_IMAGES = 256
+
+
+@dataclass(eq=False, kw_only=True)
+class SharedHeterogeneity(Query):
+    r"""Find what varies between clients within a class, and disclose the triplet by it.
+
+    Samples of one class differ between clients by their attribute values: a client's class mean is a mixture of the means of
+    these, in shares that are its own. So the attribute is what class means vary along more than chance allows.
+
+    1. Every client sends moments of each view of its samples (``FeatureMoments``). Their sums over clients give the covariance
+       W within clients and classes, and B of class means between clients. The direction v maximises
+       :math:`v^\top B v / v^\top W v`, Fisher's discriminant of clients; the view with the larger quotient wins, in units of
+       what chance gives: :math:`(\sqrt{m} + \sqrt{D})^2 / N` for m means, D features and N samples (Marchenko and Pastur).
+       Below 1.2 units no attribute is found.
+    2. Every client sends, for each class, a histogram of its samples along v, in one of four groups by its class mean
+       (``ProjectionHistograms``). To their sums the server fits two normal components per class, whose shares differ by group
+       (EM). Groups tell components apart that one histogram would not: they have unlike shares of the same two.
+    3. Every client is sent v and the components. It finds its own shares of them (EM), which are its interaction matrix, and
+       sends the triplet.
+
+    Without an attribute found the triplet is neutral: AI = SC = 0. A client that comes later is asked for step 3 alone. The
+    server needs no more than sums in steps 1 and 2, so that secure aggregation would hide the clients' own; here they are
+    sent as they are, which the ledger says. Step 2's tell a client's class counts.
+
+    Views are ``image_statistics`` where inputs are images, and what the model's ``features(x)`` makes of all samples.
+
+    Source: none; it is ours, past FedDiverse (arXiv:2504.11216), algorithms 2 to 4, whose clients estimate alone. Fisher, The
+    Use of Multiple Measurements in Taxonomic Problems, Annals of Eugenics 7, 1936; Marchenko and Pastur, 1967, for the noise.
+    results/estimators.md compares them.
+
+    Limits: two attribute values. Where clients differ in something else, such as a camera, that is what it finds.
+
+    Args:
+        noise_multiplier: z of Gaussian noise on the triplet, as in ``noisy_triplet``; ``None`` for none. The moments and
+            histograms have none, so that no epsilon covers this way of asking.
+        view: of ``VIEWS``, in which the attribute was found; empty before that. A configuration leaves it and the next two out.
+        direction: v, D numbers.
+        components: for each class the two means, the lower first, and the two standard deviations, shape (Y, 4).
+    """
+
+    name = "heterogeneity"
+    kind = "triplet"
+    form = TRIPLET
+    reads = frozenset({"x", "y"})
+    needs_model = True
+
+    noise_multiplier: float | None = None
+    view: str = ""
+    direction: Sequence[float] = field(default_factory=list)
+    components: Sequence[Sequence[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        checked_multiplier(self.noise_multiplier)
+        check_choice("view", self.view, ("", *VIEWS))
+        self.floats_down = len(self.direction) + sum(map(len, self.components))
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model without ``features(x)``."""
+        _check_features(model)
+
+    def learn(self, context: SelectionContext) -> "SharedHeterogeneity":
+        """Return this question with the attribute in it, which steps 1 and 2 find where somebody has not answered yet."""
+        answered = context.disclosed.get(self.name, {})
+        if all(client_id in answered for client_id in context.available):
+            return self
+        found = [self._direction(view, _answers(FeatureMoments(view=view), context)) for view in VIEWS]
+        best = max(found, key=lambda one: one.strength)
+        if best.strength < _LEAST_STRENGTH:
+            return self
+        question = ProjectionHistograms(
+            view=best.view, direction=best.direction.tolist(), edges=list(best.edges), cuts=best.cuts
+        )
+        total = np.sum([np.array(one) for one in _answers(question, context).values()], axis=0)
+        middles = np.linspace(best.edges[0], best.edges[1], 2 * _BINS + 1)[1::2]
+        components = [fitted(grouped.reshape(-1, _BINS), middles) for grouped in total]
+        return replace(self, view=best.view, direction=question.direction, components=components)
+
+    @staticmethod
+    def _direction(view: str, answers: Mapping[int, Any]) -> "Discriminant":
+        moments = [np.array(one) for one in answers.values() if len(one)]
+        return Discriminant.of(view, moments) if moments else Discriminant(view)
+
+    def answer(self, context: QueryContext) -> Answer:
+        """Return the estimated [class imbalance, attribute imbalance, spurious correlation]."""
+        triplet = noisy_triplet(self.estimate(context).triplet, self.noise_multiplier, context, self.name)
+        return Answer(value=triplet, floats_up=3, samples=len(context.data))
+
+    def estimate(self, context: QueryContext) -> InteractionMatrix:
+        """Return the estimated interaction matrix, shape (Y, 2); it stays with the client."""
+        y, num_classes = context.data.y, context.data.dataset.num_classes
+        counts = np.repeat(np.bincount(y, minlength=num_classes)[:, None] / 2, 2, axis=1)
+        if self.view:
+            along = _view(context, self.view) @ np.array(self.direction)
+            for own in np.unique(y):
+                counts[own] = (y == own).sum() * own_shares(along[y == own], self.components[own])
+        return InteractionMatrix(counts)
+
+
+@dataclass(eq=False, kw_only=True)
+class FeatureMoments(Query):
+    """Ask for the moments of a view within and between classes: sums over clients tell along what these differ.
+
+    The answer has Y + 2 D rows of 1 + D numbers: per class the number of samples and the mean; then, each after a 0, the
+    scatter of samples around their class's mean and the sum over classes of n times the mean's outer product with itself. It is
+    empty where samples are no images.
+
+    Args:
+        view: of ``VIEWS``.
+    """
+
+    name = "feature_moments"
+    kind = "class_means"
+    form = AnswerForm(shape=(None, None))
+    reads = frozenset({"x", "y"})
+    needs_model = True
+
+    view: str
+
+    def __post_init__(self) -> None:
+        check_choice("view", self.view, VIEWS)
+        self.name = f"feature_moments_{self.view}"
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model without ``features(x)``."""
+        _check_features(model)
+
+    def answer(self, context: QueryContext) -> Answer:
+        """Return the moments."""
+        if self.view == "images" and context.data.dataset.mean is None:
+            return Answer([], floats_up=0, samples=0)
+        z_ND, y, num_classes = _view(context, self.view), context.data.y, context.data.dataset.num_classes
+        width = z_ND.shape[1]
+        counts = np.bincount(y, minlength=num_classes)
+        means = np.stack([z_ND[y == own].mean(axis=0) if counts[own] else np.zeros(width) for own in range(num_classes)])
+        around = z_ND - means[y]
+        squares = np.concatenate([around.T @ around, (means * counts[:, None]).T @ means])
+        rows = np.concatenate([np.column_stack([counts, means]), np.column_stack([np.zeros(2 * width), squares])])
+        numbers = num_classes * (1 + width) + width * (width + 1)  # the squares are symmetric
+        return Answer(rows.tolist(), floats_up=numbers, samples=len(context.data))
+
+
+@dataclass(eq=False, kw_only=True)
+class ProjectionHistograms(Query):
+    """Ask how many samples of each class lie where along a direction.
+
+    The answer has a row per class and a column per group and bin, of four groups and 64 bins. Only the columns of the client's
+    group count its samples; the group is the one that the class's mean falls into. What lies outside the bins counts for the
+    outermost.
+
+    Args:
+        view: of ``VIEWS``.
+        direction: D numbers.
+        edges: of all bins together, the lower and the upper.
+        cuts: per class the three bounds between the groups.
+    """
+
+    name = "projection_histograms"
+    kind = "class_histograms"
+    form = AnswerForm(shape=("Y", _BINS * (len(_CUTS) + 1)), low=0, counts=...)
+    reads = frozenset({"x", "y"})
+    needs_model = True
+
+    view: str
+    direction: Sequence[float]
+    edges: Sequence[float]
+    cuts: Sequence[Sequence[float]]
+
+    def __post_init__(self) -> None:
+        check_choice("view", self.view, VIEWS)
+        self.floats_down = len(self.direction) + len(self.edges) + sum(map(len, self.cuts))
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse a model without ``features(x)``."""
+        _check_features(model)
+
+    def answer(self, context: QueryContext) -> Answer:
+        """Return the histograms."""
+        along, y = _view(context, self.view) @ np.array(self.direction), context.data.y
+        low, high = self.edges
+        table = np.zeros((context.data.dataset.num_classes, len(_CUTS) + 1, _BINS))
+        for own in np.unique(y):
+            ours = along[y == own]
+            group = np.searchsorted(self.cuts[own], ours.mean())
+            table[own, group] = np.histogram(np.clip(ours, low, high), _BINS, range=(low, high))[0]
+        return Answer(table.reshape(len(table), -1).tolist(), floats_up=len(table) * (1 + _BINS), samples=len(context.data))
+
+
+@dataclass(frozen=True, slots=True)
+class Discriminant:
+    """The direction along which clients' class means differ most, of a view; of strength 0 where there is none.
+
+    Attributes:
+        view: of ``VIEWS``.
+        strength: of the largest quotient, in units of what chance gives.
+        direction: v, shape (D,).
+        edges: where the projections of samples lie, the lower and the upper.
+        cuts: per class three bounds between groups of clients.
+    """
+
+    view: str
+    strength: float = 0.0
+    direction: Floats = field(default_factory=lambda: np.empty(0))
+    edges: tuple[float, float] = (0.0, 0.0)
+    cuts: Sequence[Sequence[float]] = ()
+
+    @classmethod
+    def of(cls, view: str, moments: Sequence[Floats]) -> "Discriminant":
+        """Return it by the answers of clients to ``FeatureMoments``."""
+        width = moments[0].shape[1] - 1
+        counts_KY = np.stack([one[: -2 * width, 0] for one in moments])
+        means_KYD = np.stack([one[: -2 * width, 1:] for one in moments])
+        total = np.sum([one[-2 * width :, 1:] for one in moments], axis=0)
+        within, squares = total[:width], total[width:]
+        counts_Y = counts_KY.sum(axis=0)
+        means_YD = np.einsum("ky,kyd->yd", counts_KY, means_KYD) / np.maximum(counts_Y, 1)[:, None]
+        samples, cells, classes = counts_Y.sum(), (counts_KY > 0).sum(), (counts_Y > 0).sum()
+        if cells <= classes or samples <= cells:
+            return cls(view)
+        between = (squares - (means_YD * counts_Y[:, None]).T @ means_YD) / samples
+        within /= samples - cells
+        middle = counts_Y @ means_YD / samples
+        spread = within + (squares / samples - np.outer(middle, middle))
+        scales = np.sqrt(np.diag(spread))
+        kept = np.flatnonzero(scales > _CONSTANT * scales.max())
+        if not len(kept):
+            return cls(view)
+        units = np.outer(scales[kept], scales[kept])
+        values, vectors = np.linalg.eigh(within[np.ix_(kept, kept)] / units + _RIDGE * np.eye(len(kept)))
+        root = vectors * values**-0.5
+        quotients, turned = np.linalg.eigh(root.T @ (between[np.ix_(kept, kept)] / units) @ root)
+        direction = np.zeros(width)
+        direction[kept] = root @ turned[:, -1] / scales[kept]
+        direction *= np.sign(direction[np.abs(direction).argmax()])
+        chance = (np.sqrt(cells - classes) + np.sqrt(len(kept))) ** 2 / samples
+        reach = _REACH * float(np.sqrt(direction @ spread @ direction))
+        apart = np.sqrt(max(0.0, direction @ between @ direction))
+        cuts = (means_YD @ direction)[:, None] + np.array(_CUTS) * apart
+        centre = float(middle @ direction)
+        return cls(view, float(quotients[-1] / chance), direction, (centre - reach, centre + reach), cuts.tolist())
+
+
+def fitted(counts_GB: Floats, middles_B: Floats) -> list[float]:
+    """Return two normal components of grouped histograms, by EM: the lower and the upper mean, and their deviations.
+
+    Args:
+        counts_GB: of each group, which has shares of the components of its own. Shape (G, B).
+        middles_B: where the bins lie.
+
+    Example:
+        >>> counts = np.array([[9.0, 0, 0, 1], [1, 0, 0, 9]])
+        >>> np.round(fitted(counts, np.arange(4.0)), 2).tolist()
+        [0.0, 3.0, 0.01, 0.01]
+    """
+    counts_GB = counts_GB[counts_GB.sum(axis=1) > 0]
+    if not len(counts_GB):
+        return [0.0, 0.0, 1.0, 1.0]
+    shares_B = counts_GB.sum(axis=0) / counts_GB.sum()
+    variance = float(shares_B @ (middles_B - shares_B @ middles_B) ** 2) or 1.0
+    places = counts_GB @ middles_B / counts_GB.sum(axis=1)
+    means = np.array([places.min(), places.max()])
+    if len(places) == 1:
+        means += np.sqrt(variance) * np.array([-1, 1])
+    deviations, shares_GA = np.full(2, np.sqrt(variance) / 2), np.full((len(counts_GB), 2), 0.5)
+    for _ in range(_ITERATIONS):
+        held_GBA = counts_GB[:, :, None] * _parts(middles_B, means, deviations, shares_GA)
+        shares_GA = (held_GBA.sum(axis=1) + 0.5) / (counts_GB.sum(axis=1, keepdims=True) + 1)
+        mass = held_GBA.sum(axis=(0, 1)) + 1e-9
+        means = (held_GBA.sum(axis=0) * middles_B[:, None]).sum(axis=0) / mass
+        squares = (held_GBA.sum(axis=0) * (middles_B[:, None] - means) ** 2).sum(axis=0) / mass
+        deviations = np.sqrt(np.maximum(squares, _NARROWEST * variance))
+    order = np.argsort(means)
+    return [*means[order].tolist(), *deviations[order].tolist()]
+
+
+def own_shares(along_N: Floats, components: Sequence[float]) -> Floats:
+    """Return a client's shares of two normal components, by EM with the components as they are; shape (2,).
+
+    Args:
+        along_N: where its samples of the class lie, one or more.
+        components: the two means and the two deviations.
+
+    Example:
+        >>> own_shares(np.array([0.0, 0.1, 0.2, 5.0]), [0.0, 5.0, 0.5, 0.5]).round(2).tolist()
+        [0.75, 0.25]
+    """
+    means, deviations, shares = np.array(components[:2]), np.array(components[2:]), np.full((1, 2), 0.5)
+    held_NA = np.empty((len(along_N), 2))
+    for _ in range(_OWN_ITERATIONS):
+        held_NA = _parts(along_N, means, deviations, shares)[0]
+        shares = (held_NA.sum(axis=0, keepdims=True) + 0.5) / (len(along_N) + 1)
+    share: Floats = held_NA.mean(axis=0)
+    return share
+
+
+def _parts(along_N: Floats, means: Floats, deviations: Floats, shares_GA: Floats) -> Floats:
+    """Return how likely each value is of each component, given each group's shares; shape (G, N, 2)."""
+    logs_NA = -0.5 * ((along_N[:, None] - means) / deviations) ** 2 - np.log(deviations)
+    logs_GNA = logs_NA + np.log(shares_GA + 1e-9)[:, None]
+    parts_GNA: Floats = np.exp(logs_GNA - logs_GNA.max(axis=2, keepdims=True))
+    parts_GNA /= parts_GNA.sum(axis=2, keepdims=True)
+    return parts_GNA
+
+
+def _answers(query: Query, context: SelectionContext) -> Mapping[int, Any]:
+    """Return the answers of those who were asked first; later ones change nothing of what was learnt."""
+    known = context.disclosed.get(query.name)
+    return known if known else context.ask(query, context.available)
+
+
+def _check_features(model: nn.Module) -> None:
+    if not callable(getattr(model, "features", None)):
+        raise ConfigError(
+            f"Expected a model with `features(x)`, which heterogeneity=shared needs, but {type(model).__name__} lacks it: "
+            "add it, or choose heterogeneity=true, or a selector that does not ask for heterogeneity (selector=uniform, say)."
+        )
+
+
+def _view(context: QueryContext, view: str) -> Floats:
+    """Return what a view says of all samples, shape (n_k, D)."""
+    parts = _images(context) if view == "images" else _features(context)
+    return torch.cat(list(parts)).double().cpu().numpy()
+
+
+def _images(context: QueryContext) -> Iterator[torch.Tensor]:
+    dataset, indices = context.data.dataset, context.data.indices
+    for start in range(0, len(indices), _MOST_IMAGES):
+        pixels = dataset.inputs.fetch(indices[start : start + _MOST_IMAGES]).to(torch.float32) / 255
+        yield torch.cat(image_statistics(pixels), dim=1)
+
+
+def _features(context: QueryContext) -> Iterator[torch.Tensor]:
+    context.model.eval()
+    with torch.no_grad():
+        for batch in context.data.batches():
+            yield context.model.features(batch.x).flatten(1)  # type: ignore[operator]
