@@ -156,9 +156,9 @@ class MaskedObjective(CountingObjective):
 
     .. math:: -\log \frac{e^{z_y}}{\sum_{c \in H} e^{z_c} + a}
 
-    with H the classes of which the client holds samples. a is the number of the other classes, whose logits are 0, or a is 0
-    and they leave the sum. Nothing is learnt about a masked logit. The model that leaves the client has the logits
-    z, also where it is measured.
+    with H the classes of which the client holds samples. a is the number of the other classes, whose logits are 0. Where they
+    leave the sum, a is 0. Nothing is learnt about a masked logit. The model that leaves the client has the logits z, also where
+    it is measured.
 
     Before its steps a client goes through its samples once and counts. No model is asked, and nothing is sent. Validation
     and test have the plain cross entropy.
