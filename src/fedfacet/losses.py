@@ -48,7 +48,7 @@ def group_penalty(logits: Tensor, batch: Batch, *, strength: float = 1.0, rate: 
 
     Source: the regulariser of Abay et al., Mitigating Bias in Federated Learning, arXiv:2012.02447 (after Kamishima et al.'s
     prejudice remover), among the local methods of the thesis, section 6.3. Deviation: Abay et al. penalise mutual information,
-    this is the squared difference of rates, as in later work; defaults not checked.
+    this is the squared difference of rates, as in later work. The defaults were not checked against the paper.
 
     Args:
         logits: z, shape (B, Y).

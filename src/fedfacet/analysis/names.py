@@ -51,7 +51,7 @@ def option_checked(group: str, option: str) -> str | None:
     """Return with what an option's rule was compared, a key of ``CHECKED``; ``None`` where its yaml does not say.
 
     A rule is the formula, the algorithm and the defaults. ``paper`` stands for the text in which it was published, ``code`` for
-    its authors' released code alone, and ``none`` for neither.
+    its authors' released code without the text, and ``none`` for neither.
 
     Example:
         >>> option_checked("selector", "pow_d")

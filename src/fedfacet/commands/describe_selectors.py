@@ -230,7 +230,7 @@ def run(options: Sequence[str]) -> Output:
     letters = ", ".join(f"{letter} {meaning}" for letter, meaning in CHARACTERISTICS.items())
     remarks = [
         f"client: what the method as published requires of clients: {letters}.",
-        f"checked: what its rule was compared with: {', '.join(f'{word} = {meaning}' for word, meaning in CHECKED.items())}.",
+        f"checked: its rule was compared with {', '.join(f'{meaning} ({word})' for word, meaning in CHECKED.items())}.",
         "θ: weights, |D|: number of samples. Here a run ends after federation.rounds, or when termination= says so.",
     ]
     return Output(output, data, [table], remarks=remarks)

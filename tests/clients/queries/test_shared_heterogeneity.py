@@ -9,10 +9,10 @@ from torch import nn
 
 from fedfacet.clients.client_data import ClientData
 from fedfacet.clients.queries.base import QueryContext
+from fedfacet.clients.queries.shared_heterogeneity import Discriminant, SharedHeterogeneity, fitted, own_shares
 from fedfacet.data.arrays import dataset_from_arrays
 from fedfacet.deploy.questions import from_plain, to_plain
 from fedfacet.heterogeneity import InteractionMatrix
-from fedfacet.methods.shared_heterogeneity import Discriminant, SharedHeterogeneity, fitted, own_shares
 from fedfacet.types import SelectionContext
 
 MATRICES = [[[90, 10], [10, 90]]] * 6 + [[[90, 90], [10, 10]]] * 3 + [[[90, 10], [90, 10]]] * 3
@@ -103,7 +103,7 @@ def test_the_direction_follows_from_sums_alone():
     """Fisher's quotient, by scipy, of covariances that are computed from all samples at once."""
     from scipy.linalg import eigh
 
-    from fedfacet.methods.shared_heterogeneity import FeatureMoments
+    from fedfacet.clients.queries.shared_heterogeneity import FeatureMoments
 
     clients = federation(MATRICES, apart=4.0)
     moments = [np.array(answer) for answer in Server(clients).ask(FeatureMoments(view="features"), range(12)).values()]

@@ -47,36 +47,37 @@ _MOST_IMAGES = 256
 class SharedHeterogeneity(Query):
     r"""Find what varies between clients within a class, and disclose the triplet by it.
 
-    Samples of one class differ between clients by their attribute values: a client's class mean is a mixture of the means of
-    these, in shares that are its own. So the attribute is what class means vary along more than chance allows.
+    Samples of one class differ between clients by their attribute values. A client's class mean is a mixture of the values'
+    means, in shares that only this client has. So the attribute is what class means vary along more than chance allows.
 
-    1. Every client sends moments of each view of its samples (``FeatureMoments``). Their sums over clients give the covariance
-       W within clients and classes, and B of class means between clients. The direction v maximises
-       :math:`v^\top B v / v^\top W v`, Fisher's discriminant of clients; the view with the larger quotient wins, in units of
-       what chance gives: :math:`(\sqrt{m} + \sqrt{D})^2 / N` for m means, D features and N samples (Marchenko and Pastur).
-       Below 1.2 units no attribute is found.
-    2. Every client sends, for each class, a histogram of its samples along v, in one of four groups by its class mean
-       (``ProjectionHistograms``). To their sums the server fits two normal components per class, whose shares differ by group
-       (EM). Groups tell components apart that one histogram would not: they have unlike shares of the same two.
-    3. Every client is sent v and the components. It finds its own shares of them (EM), which are its interaction matrix, and
+    1. Every client sends moments of each view of its samples (``FeatureMoments``). Their sums over clients give two
+       covariances: W within clients and classes, and B of class means between clients. The direction v maximises
+       :math:`v^\top B v / v^\top W v`, Fisher's discriminant of clients. Chance gives a quotient of
+       :math:`(\sqrt{m} + \sqrt{D})^2 / N` for m means, D features and N samples. The view whose quotient exceeds this most is
+       taken, and none below 1.2 times chance.
+    2. Every client sends a histogram of each class along v, in one of four groups by its class mean
+       (``ProjectionHistograms``). To their sums the server fits two normal components per class by EM. The components' shares
+       differ by group, which tells them apart where one histogram would not.
+    3. Every client is sent v and the components. It finds its shares of them by EM, and they make its interaction matrix. It
        sends the triplet.
 
-    Without an attribute found the triplet is neutral: AI = SC = 0. A client that comes later is asked for step 3 alone. The
-    server needs no more than sums in steps 1 and 2, so that secure aggregation would hide the clients' own; here they are
-    sent as they are, which the ledger says. Step 2's tell a client's class counts.
+    Without an attribute found the triplet is neutral: AI = SC = 0. A client that comes later is asked for step 3 only. The
+    server needs no more than sums in steps 1 and 2, so secure aggregation could hide what each client sends. Here clients send
+    it as it is, and the ledger says so. Step 2 tells a client's class counts.
 
     Views are ``image_statistics`` where inputs are images, and what the model's ``features(x)`` makes of all samples.
 
-    Source: none; it is ours, past FedDiverse (arXiv:2504.11216), algorithms 2 to 4, whose clients estimate alone. Fisher, The
-    Use of Multiple Measurements in Taxonomic Problems, Annals of Eugenics 7, 1936; Marchenko and Pastur, 1967, for the noise.
-    results/estimators.md compares them.
+    Source: none. The method is ours, past FedDiverse (arXiv:2504.11216), algorithms 2 to 4, where each client estimates by
+    itself. The quotient is Fisher's (Annals of Eugenics 7, 1936), its limit under chance that of Marchenko and Pastur (1967).
+    results/estimators.md compares the estimators.
 
-    Limits: two attribute values. Where clients differ in something else, such as a camera, that is what it finds.
+    Limits: two attribute values. Where clients differ in something else, such as a camera, the method finds that.
 
     Args:
         noise_multiplier: z of Gaussian noise on the triplet, as in ``noisy_triplet``; ``None`` for none. The moments and
             histograms have none, so that no epsilon covers this way of asking.
-        view: of ``VIEWS``, in which the attribute was found; empty before that. A configuration leaves it and the next two out.
+        view: of ``VIEWS``, in which the attribute was found; empty before that. A configuration leaves out this and what
+            follows.
         direction: v, D numbers.
         components: for each class the two means, the lower first, and the two standard deviations, shape (Y, 4).
     """
@@ -141,11 +142,11 @@ class SharedHeterogeneity(Query):
 
 @dataclass(eq=False, kw_only=True)
 class FeatureMoments(Query):
-    """Ask for the moments of a view within and between classes: sums over clients tell along what these differ.
+    """Ask for the moments of a view within and between classes, whose sums over clients tell along what these differ.
 
-    The answer has Y + 2 D rows of 1 + D numbers: per class the number of samples and the mean; then, each after a 0, the
-    scatter of samples around their class's mean and the sum over classes of n times the mean's outer product with itself. It is
-    empty where samples are no images.
+    The answer has Y + 2 D rows of 1 + D numbers. The first Y hold the number of a class's samples and their mean. The next D
+    hold, after a 0, the scatter of samples around their class's mean. The last D hold, after a 0, the sum over classes of n
+    times the mean's outer product with itself. The answer is empty where samples are no images.
 
     Args:
         view: of ``VIEWS``.
@@ -186,9 +187,8 @@ class FeatureMoments(Query):
 class ProjectionHistograms(Query):
     """Ask how many samples of each class lie where along a direction.
 
-    The answer has a row per class and a column per group and bin, of four groups and 64 bins. Only the columns of the client's
-    group count its samples; the group is the one that the class's mean falls into. What lies outside the bins counts for the
-    outermost.
+    The answer has a row per class and a column per group and bin, of four groups and 64 bins. A client counts its samples in
+    the columns of one group, the one that its class mean falls into. Samples outside the bins count for the outermost.
 
     Args:
         view: of ``VIEWS``.
@@ -236,7 +236,7 @@ class Discriminant:
         view: of ``VIEWS``.
         strength: of the largest quotient, in units of what chance gives.
         direction: v, shape (D,).
-        edges: where the projections of samples lie, the lower and the upper.
+        edges: the least and the largest projection that bins cover.
         cuts: per class three bounds between groups of clients.
     """
 
@@ -286,8 +286,8 @@ def fitted(counts_GB: Floats, middles_B: Floats) -> list[float]:
     """Return two normal components of grouped histograms, by EM: the lower and the upper mean, and their deviations.
 
     Args:
-        counts_GB: of each group, which has shares of the components of its own. Shape (G, B).
-        middles_B: where the bins lie.
+        counts_GB: of each group, which has other shares of the components than other groups. Shape (G, B).
+        middles_B: the middle of each bin.
 
     Example:
         >>> counts = np.array([[9.0, 0, 0, 1], [1, 0, 0, 9]])
@@ -319,7 +319,7 @@ def own_shares(along_N: Floats, components: Sequence[float]) -> Floats:
     """Return a client's shares of two normal components, by EM with the components as they are; shape (2,).
 
     Args:
-        along_N: where its samples of the class lie, one or more.
+        along_N: the projections of its samples of the class, one or more.
         components: the two means and the two deviations.
 
     Example:
@@ -353,8 +353,8 @@ def _answers(query: Query, context: SelectionContext) -> Mapping[int, Any]:
 def _check_features(model: nn.Module) -> None:
     if not callable(getattr(model, "features", None)):
         raise ConfigError(
-            f"Expected a model with `features(x)`, which heterogeneity=shared needs, but {type(model).__name__} lacks it: "
-            "add it, or choose heterogeneity=true, or a selector that does not ask for heterogeneity (selector=uniform, say)."
+            f"Expected a model with `features(x)` for heterogeneity=shared, but {type(model).__name__} lacks it: add it, "
+            "or choose heterogeneity=true."
         )
 
 
