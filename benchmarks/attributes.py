@@ -1,7 +1,7 @@
-"""Images with an attribute that an estimator has to find by itself: twelve pairs of a data set and an attribute, easy to hard.
+"""Images with an attribute that an estimator has to find by itself: pairs of a data set and an attribute, easy to hard.
 
-Every pair has two classes and two attribute values. ``LOOKED_AT`` were looked at while ``heterogeneity=clustered``
-was designed; ``UNSEEN`` were run once, at the end.
+Every pair has two classes and two attribute values. ``LOOKED_AT`` were looked at while ``heterogeneity=clustered`` and
+``heterogeneity=shared`` were designed. ``UNSEEN`` were run once, when ``clustered`` was done; ``LATER`` when ``shared`` was.
 """
 
 import csv
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import gaussian_filter, rotate
 
 from fedfacet import rng
 from fedfacet.data.arrays import dataset_from_arrays
@@ -97,6 +97,28 @@ def marker(x: Floats, a: Labels, draw: np.random.Generator) -> Floats:
     return x
 
 
+def frame(x: Floats, a: Labels, draw: np.random.Generator) -> Floats:
+    """A white frame of two pixels, or none."""
+    x = x.copy()
+    for edge in (np.s_[:, :, :2], np.s_[:, :, -2:], np.s_[:, :, :, :2], np.s_[:, :, :, -2:]):
+        x[edge][a == 1] = 1
+    return x
+
+
+def noise(x: Floats, a: Labels, draw: np.random.Generator) -> Floats:
+    """As it is, or with Gaussian noise of deviation 0.1."""
+    grain = 0.1 * draw.standard_normal(x.shape, dtype=np.float32)
+    return np.clip(x + grain * (a == 1)[:, None, None, None], 0, 1)
+
+
+def rotation(x: Floats, a: Labels, draw: np.random.Generator) -> Floats:
+    """Upright, or turned to the left by 60 degrees."""
+    turned = rotate(x[a == 1], 60, axes=(2, 3), reshape=False, order=1)
+    x = x.copy()
+    x[a == 1] = np.clip(turned, 0, 1)
+    return x
+
+
 def as_it_is(x: Floats, a: Labels, draw: np.random.Generator) -> Floats:
     """With an attribute that the images have of themselves."""
     return x
@@ -161,7 +183,14 @@ UNSEEN = {
     "X-rays, marker": (pneumonia, marker),
     "X-rays, brightness": (pneumonia, brightness),
 }
-PAIRS = LOOKED_AT | UNSEEN
+LATER = {
+    "X-rays, frame": (pneumonia, frame),
+    "X-rays, blur": (pneumonia, blur),
+    "photographs, noise": (cifar, noise),
+    "digits, rotation": (mnist, rotation),
+}
+GROUPS = {"looked_at": LOOKED_AT, "unseen": UNSEEN, "later": LATER}
+PAIRS = LOOKED_AT | UNSEEN | LATER
 
 
 def load(pair: str, root: Path, seed: int = 0) -> Dataset:

@@ -1,45 +1,84 @@
-"""How far estimates of clients' heterogeneity are from the truth where the attribute is easy to see and where it is not.
+"""Whom FedDiverse takes by estimated triplets, on attributes that are easy to see and on ones that are not.
 
-    python benchmarks/estimator_suite.py OUT.jsonl [--unseen] [--seeds N] [--of-a-kind N] [--workers N]
+    python benchmarks/estimator_suite.py OUT.csv [--pairs looked_at|unseen|later] [--seeds N] [--rounds N] [...]
 
-Every pair of ``attributes.py`` is dealt as four federations; every client is asked once, on an untrained small network (the
-learning rate, batch size and momentum of ``experiment=cmnist_gsc``). ``constant`` is the best answer that is the same for
-all clients of a federation, with the class imbalance known; nobody could give it without the truth. ``neutral`` is AI = SC = 0.
-Clients with the same interaction matrix are of a kind; with ``--of-a-kind`` so many of each are asked and stand for the others.
-Rows that OUT.jsonl has already are kept.
+Every pair of ``attributes.py`` is dealt as four federations. FedDiverse runs on them with the model and the rates of
+``experiment=cmnist_gsc`` and T_0 = 1, so all clients are asked after one round of FedAvg. ``neutral`` is AI = SC = 0, ``known``
+is the truth, and ``uniform`` is another selector. A row has the mean distance of disclosed from true triplets, the shares of
+clients of each type (CI, AI, SC) in 600 cohorts that FedDiverse would draw, how far these are from the shares by true triplets
+(total variation, 0 to 1), and the worst group's test accuracy after the last round. Rows that OUT.csv has already are kept.
 """
 
 import argparse
-import copy
-import json
+import csv
 import os
-import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
-from itertools import product
+from itertools import count, product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from attributes import LOOKED_AT, UNSEEN, load
+from attributes import GROUPS, load
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
-from fedfacet import rng
-from fedfacet.clients.client_data import ClientData
-from fedfacet.clients.queries.base import QueryContext
+from fedfacet import rng, state
+from fedfacet.aggregators.fedavgm import FedAvgM
+from fedfacet.assembly import federate
+from fedfacet.callbacks.evaluate import Evaluate
+from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.clients.queries.clustered_heterogeneity import ClusteredHeterogeneity
 from fedfacet.clients.queries.estimated_heterogeneity import EstimatedHeterogeneity
+from fedfacet.clients.queries.shared_heterogeneity import SharedHeterogeneity
+from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.config import compose_job, make
 from fedfacet.data.dataset import Dataset
+from fedfacet.data.federated import FederatedData, deal
+from fedfacet.methods.feddiverse import DIMENSIONS, FedDiverseSelector, diverse_order
 from fedfacet.models.small_cnn import SmallCNN
+from fedfacet.selectors.uniform import UniformSelector
+from fedfacet.types import Answer
 
 FEDERATIONS = ("gsc", "gci", "gai", "waterbirds_dist")
-QUERIES = {"estimated": EstimatedHeterogeneity(), "clustered": ClusteredHeterogeneity()}
+TYPES = ("CI", "AI", "SC")
 ROOT = Path(os.environ.get("FEDFACET_DATA", "../shared/data"))
 SMALLER = {"X-rays": 0.2}
 """Scale of the federations of small data sets."""
+
+
+class Neutral(TrueHeterogeneity):
+    """A client's class imbalance, and nothing of attributes."""
+
+    def answer(self, context: QueryContext) -> Answer:
+        """Return [class imbalance, 0, 0]."""
+        answer = super().answer(context)
+        return answer._replace(value=[answer.value[0], 0.0, 0.0])
+
+
+QUERIES: dict[str, Callable[[], Query]] = {
+    "known": TrueHeterogeneity,
+    "estimated": EstimatedHeterogeneity,
+    "clustered": ClusteredHeterogeneity,
+    "shared": SharedHeterogeneity,
+    "neutral": Neutral,
+}
+HEADS = (
+    "pair",
+    "federation",
+    "seed",
+    "rounds",
+    "estimator",
+    "error",
+    "ci",
+    "ai",
+    "sc",
+    "variation",
+    "acc_worst_group",
+    "model_digest",
+)
 
 
 @lru_cache(maxsize=1)
@@ -48,98 +87,93 @@ def loaded(pair: str, seed: int) -> Dataset:
     return load(pair, ROOT, seed)
 
 
-def measure(pair: str, federation: str, seed: int, of_a_kind: int) -> list[dict[str, object]]:
-    """Ask all clients of one federation in every way."""
-    torch.set_num_threads(1)
-    dataset, scale = loaded(pair, seed), SMALLER.get(pair.partition(",")[0], 1.0)
+def dealt(pair: str, federation: str, seed: int) -> FederatedData:
+    """Deal a pair as one of the paper's federations."""
+    scale = SMALLER.get(pair.partition(",")[0], 1.0)
     overrides = ["experiment=cmnist_gsc", f"partition={federation}", f"partition.scale={scale}", "partition.tolerance=0.2"]
     config, _ = compose_job("train", [*overrides, f"partition.seed={seed}", "paths.output_dir=nowhere"])
-    partition = make(config.partition).partition(dataset.y[dataset.train], dataset.a[dataset.train])
-    clients = [ClientData(dataset, dataset.train[own], torch.device("cpu"), torch.channels_last) for own in partition.indices]
-    counts = [kind.count for kind in config.partition.clients]
-    firsts = np.cumsum([0, *counts[:-1]])
-    asked = [first + number for first, count in zip(firsts, counts, strict=True) for number in range(min(count, of_a_kind))]
-    weights = np.array([count / min(count, of_a_kind) for count in counts for _ in range(min(count, of_a_kind))])
-    clients = [clients[number] for number in asked]
-    truth = np.array([client.interaction_matrix.triplet for client in clients])
-    with rng.forked(seed, "weights"):
-        model = SmallCNN(2, dataset.input_shape).to(memory_format=torch.channels_last)
-    told = {}
-    for name, query in QUERIES.items():
-        begun = time.perf_counter()
-        answers = [
-            query.answer(
-                QueryContext(
-                    data=client,
-                    model=copy.deepcopy(model),
-                    make_optimizer=partial(torch.optim.SGD, lr=config.optimizer.lr, momentum=config.optimizer.momentum),
-                    batch_size=config.local.batch_size,
-                    seed=seed,
-                    round=1,
-                    client_id=number,
-                )
-            ).value
-            for number, client in zip(asked, clients, strict=True)
-        ]
-        told[name] = np.array(answers), time.perf_counter() - begun
-    told |= {name: (constant(truth, weights, best=name == "constant"), 0.0) for name in ("constant", "neutral")}
-    return [
-        {
-            "pair": pair,
-            "federation": federation,
-            "seed": seed,
-            "estimator": name,
-            "error": float(np.average(np.linalg.norm(answers - truth, axis=1), weights=weights)),
-            "absolute": np.average(np.abs(answers - truth), axis=0, weights=weights).tolist(),
-            "answers": answers.round(4).tolist(),
-            "seconds": seconds,
-        }
-        for name, (answers, seconds) in told.items()
-    ]
+    return deal(loaded(pair, seed), make(config.partition), seed=seed)
 
 
-def constant(truth: NDArray[np.float64], weights: NDArray[np.float64], *, best: bool) -> NDArray[np.float64]:
-    """Return the same AI and SC for all clients, beside their own CI: 0, or what makes the mean error least."""
+def measure(cell: tuple[str, str, int], rounds: int, estimators: Sequence[str]) -> list[dict[str, Any]]:
+    """Run FedDiverse by triplets of every kind, and uniform selection, on one federation."""
+    torch.set_num_threads(1)
+    pair, name, seed = cell
+    data = dealt(pair, name, seed)
+    truth = np.array([matrix.triplet for matrix in data.matrices])
+    types = np.array([TYPES.index(matrix.triplet.type) for matrix in data.matrices])
+    best = shares(truth, types)
+    rows = []
+    for estimator in estimators:
+        with rng.forked(seed, "weights"):
+            model = SmallCNN(data.dataset.num_classes, data.dataset.input_shape)
+        uniform = estimator == "uniform"
+        federation = federate(
+            data,
+            model,
+            optimizer=partial(torch.optim.SGD, lr=0.03, momentum=0.9),
+            selector=UniformSelector() if uniform else FedDiverseSelector(heterogeneity=QUERIES[estimator]()),
+            aggregator=FedAvgM(momentum=0.95, server_lr=0.1),
+            callbacks={"evaluate": Evaluate(data=data, every_n_rounds=rounds)},
+            rounds=rounds,
+            cohort_size=9,
+            seed=seed,
+        )
+        federation.fit()
+        answers = (
+            np.array([federation.state.disclosures["heterogeneity"][k] for k in range(len(truth))]) if not uniform else None
+        )
+        drawn = np.bincount(types, minlength=3) / len(types) if answers is None else shares(answers, types)
+        row = dict(zip(HEADS, (pair, name, seed, rounds, estimator), strict=False)) | dict(
+            zip(HEADS[6:9], drawn.round(4), strict=True)
+        )
+        row["error"] = "" if answers is None else round(float(np.linalg.norm(answers - truth, axis=1).mean()), 4)
+        row["variation"] = round(float(np.abs(drawn - best).sum() / 2), 4)
+        row["acc_worst_group"] = round(100 * federation.metrics[-1]["test/acc_worst_group"], 2)
+        row["model_digest"] = state.digest(federation.state.model)[:12]
+        rows.append(row)
+    return rows
 
-    def error(same: NDArray[np.float64]) -> float:
-        return float(np.average(np.linalg.norm(truth[:, 1:] - same, axis=1), weights=weights))
 
-    same = minimize(error, np.average(truth[:, 1:], axis=0, weights=weights), method="Nelder-Mead").x if best else np.zeros(2)
-    return np.column_stack([truth[:, 0], np.broadcast_to(same, (len(truth), 2))])
-
-
-def print_tables(rows: list[dict[str, object]]) -> None:
-    """Print the mean error of every pair, and what is to be said of all."""
-    names = list(dict.fromkeys(row["estimator"] for row in rows))
-    print(f"| pair | {' | '.join(names)} |\n| --- |{' ---: |' * len(names)}")
-    for title, pairs in {**{pair: [pair] for pair in LOOKED_AT | UNSEEN}, "looked at": LOOKED_AT, "unseen": UNSEEN}.items():
-        chosen = [row for row in rows if row["pair"] in pairs]
-        if chosen:
-            errors = [np.mean([row["error"] for row in chosen if row["estimator"] == name]) for name in names]
-            print(f"| {title} | {' | '.join(f'{error:.3f}' for error in errors)} |")
-    seconds = {name: sum(row["seconds"] for row in rows if row["estimator"] == name) for name in QUERIES}
-    print("\nseconds:", {name: round(value) for name, value in seconds.items()})
+def shares(triplets: NDArray[np.float64], types: NDArray[np.int64], cohorts: int = 600, size: int = 9) -> NDArray[np.float64]:
+    """Return which part of the places of FedDiverse's cohorts clients of each type have, shape (3,)."""
+    draw = rng.stream(0, "cohorts")
+    taken = np.zeros(3)
+    for turn in range(cohorts):
+        leading = (DIMENSIONS[place % 3] for place in count(turn))
+        taken += np.bincount(types[diverse_order(triplets, size, leading, draw)], minlength=3)
+    return taken / taken.sum()
 
 
 def main() -> None:
-    """Measure what is not there yet, and print all."""
+    """Measure what is not there yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--unseen", action="store_true", help="also the pairs that nobody looked at while designing")
+    parser.add_argument("--pairs", choices=GROUPS, default="later")
+    parser.add_argument("--federations", nargs="+", choices=FEDERATIONS, default=FEDERATIONS)
+    parser.add_argument("--estimators", nargs="+", choices=[*QUERIES, "uniform"], default=[*QUERIES, "uniform"])
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--of-a-kind", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--workers", type=int, default=1)
     given = parser.parse_args()
-    rows = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
-    done = {(row["pair"], row["federation"], row["seed"]) for row in rows}
-    pairs = [*LOOKED_AT, *(UNSEEN if given.unseen else ())]
-    cells = [cell for cell in product(pairs, FEDERATIONS, range(given.seeds)) if cell not in done]
-    with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
-        for measured in pool.map(partial(measure, of_a_kind=given.of_a_kind), *zip(*cells, strict=True)) if cells else ():
-            rows += measured
-            with open(given.out, "a", encoding="utf-8") as target:
-                target.writelines(json.dumps(row) + "\n" for row in measured)
-    print_tables(rows)
+    there = list(csv.DictReader(given.out.read_text().splitlines())) if given.out.exists() else []
+    done = {(row["pair"], row["federation"], int(row["seed"]), int(row["rounds"])) for row in there}
+    cells = [
+        cell
+        for cell in product(GROUPS[given.pairs], given.federations, range(given.seeds))
+        if (*cell, given.rounds) not in done
+    ]
+    work = partial(measure, rounds=given.rounds, estimators=given.estimators)
+    with (
+        ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool,
+        open(given.out, "a", newline="") as target,
+    ):
+        writer = csv.DictWriter(target, HEADS)
+        if not there:
+            writer.writeheader()
+        for rows in pool.map(work, cells):
+            writer.writerows(rows)
+            target.flush()
 
 
 if __name__ == "__main__":
