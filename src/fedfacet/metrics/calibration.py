@@ -19,8 +19,8 @@ def calibration_error(logits: NDArray[np.float32], y: NDArray[np.int64], *, bins
     :math:`\mathrm{conf}_b` and the accuracy :math:`\mathrm{acc}_b`. It is from 0 to 1, and NaN where there are no samples, or a
     logit is not finite. Few samples make it too large: even a model that is right about itself then misses in some bins.
 
-    Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599. Torchmetrics computes it, in single
-    precision. Formula and 15 bins are those of the code of its second author (gpleiss/temperature_scaling, the class
+    Source: Guo et al., On Calibration of Modern Neural Networks, ICML 2017, arXiv:1706.04599. Torchmetrics computes it, in
+    single precision. Formula and 15 bins are those of the code of its second author (gpleiss/temperature_scaling, the class
     ``_ECELoss``), not checked against the paper. Deviation: there a bin has its upper end, and here its lower one.
 
     ``logits`` has the shape (n, Y), ``y`` the shape (n,), ``bins`` is B, 1 or larger.
