@@ -147,7 +147,7 @@ def check_judged(clients: Clients, parts: Mapping[str, Any], server_data: Server
         log.warning("The server's samples lie idle: aggregator=%s does not judge models.", names["aggregator"])
     for group, need in needed.items():
         name, other = (f"{group}={names[group]}", f"another {group}") if group in names else (group, "no such callback")
-        groups = need == "groups"
+        groups = need in ("groups", "groups_of_sent")
         for refused, what in (
             (server_data is None, "the server has no samples: choose server_data=validation"),
             (

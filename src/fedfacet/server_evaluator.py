@@ -48,6 +48,13 @@ class ServerEvaluator:
         """Return the squared gradients of the head's rows by the model and a change, shape (Y,); see ``head_gradients``."""
         return self.engine.head_gradients(self._changed(change), self.server_data.samples)
 
+    def unfairness_gradient(self, measure: str, positive_class: int) -> State:
+        """Return the gradient of the sent model's unfairness, by trainable parameter; the samples are passed twice."""
+        self.num_samples += 2 * len(self.server_data.samples)
+        return self.engine.unfairness_gradient(
+            self.model, self.server_data.samples, measure=measure, positive_class=positive_class
+        )
+
     def _changed(self, change: State) -> State:
         self.num_samples += len(self.server_data.samples)
         return state.add(self.model, change)

@@ -68,6 +68,7 @@ NEEDS = {
     "optimizer=adam": {"optimizer.lr": 0.01, "local.max_grad_norm": 0.5},
     "aggregator=fair_fate": {"server_data": "validation", "aggregator.measure": "accuracy_parity"},
     "aggregator=ddaba": {"server_data": "validation"},
+    "objective=fair_grad aggregator=fair_grad": {"server_data": "validation"},
     "aggregator=rank_trimmed": {"server_data": "validation"},
     "aggregator=fair_accuracy": {"server_data": "validation"},
     "aggregator=norm_bound": {"aggregator.bound": 0.04},

@@ -69,7 +69,8 @@ class Aggregator(Declared, ABC):
     """``judges(self)`` returns what the server must know of samples of its own so that models are judged on them.
 
     That is ``"groups"``, classes and attribute values, or ``"classes"``; ``None`` if no model is judged. The counts are in
-    ``ClientUpdate.judged``. A run without such samples is refused.
+    ``ClientUpdate.judged``. With ``"groups_of_sent"`` no update is judged. A mechanism of the aggregator looks at the model
+    that is sent. A run without such samples is refused.
     """
 
     takes_mean: ClassVar[bool] = False

@@ -38,7 +38,7 @@ class FairAccuracy(Aggregator):
 
     Source: Kanaparthy et al., F3: Fair and Federated Face Attribute Classification with Heterogeneous Data, PAKDD 2023,
     arXiv:2109.02351, section 3.1 and equations 2 and 3; ``share`` is the paper's alpha, 10 % in its section 4. FairGrad, of
-    section 3.2, is not built: there clients fetch a gradient from the server in every local epoch.
+    section 3.2, is ``method=fair_grad``.
 
     Deviations: the paper measures from the rate of all samples to the largest error rate of a group. The authors' code takes
     the difference between two groups, as here. On equally large groups that is twice the paper's, so the order is the same.

@@ -110,6 +110,12 @@ class Engine:
 
         return head_gradients(self.clients, model, samples)
 
+    def unfairness_gradient(self, model: State, samples: NDArray[np.int64], *, measure: str, positive_class: int) -> State:
+        """Return what ``clients.unfairness`` finds of a model; always in this process, as samples are few."""
+        from fedfacet.clients.unfairness import unfairness_gradient  # late: see above
+
+        return unfairness_gradient(self.clients, model, samples, measure=measure, positive_class=positive_class)
+
     def _predictions(self, model: State, splits: Sequence[NDArray[np.int64]], memory: State) -> "Predictions":
         """Return the predictions of all splits, one after another."""
         from fedfacet.clients.prediction import predict  # late: see above

@@ -27,12 +27,18 @@ class ServerEvaluation(Mechanism):
 
     rank = 2
 
+    def plan(self, round: Round) -> None:
+        """Set ``round.evaluator`` for an aggregator that looks at the model that is sent, before it is sent."""
+        if self.aggregator.judges is not None and self.aggregator.judges() == "groups_of_sent":
+            round.evaluator = ServerEvaluator(self.engine, self.server_data, round.before.model)
+            round.metrics["server/samples"] = 0  # its column stands before those of others
+
     def merge(self, round: Round, inner: Fold) -> Fold:
         """Set ``round.evaluator`` where a part judges, and give its counts to an aggregator that does."""
-        of_updates = self.aggregator.judges is not None and self.aggregator.judges() is not None
+        of_updates = self.aggregator.judges is not None and self.aggregator.judges() in ("groups", "classes")
         if not of_updates and (self.selector.judges is None or self.selector.judges() is None):
             return inner
-        judge = round.evaluator = ServerEvaluator(self.engine, self.server_data, round.before.model)
+        judge = round.evaluator = round.evaluator or ServerEvaluator(self.engine, self.server_data, round.before.model)
         round.metrics["server/samples"] = 0  # its column stands before those of others
 
         def judged(server: ServerState, model: State, updates: Iterable[ClientUpdate]) -> tuple[ServerState, State]:
