@@ -15,7 +15,9 @@ from fedfacet.types import Batch, State
 def unfairness_gradient(
     clients: Clients, model: State, samples: NDArray[np.int64], *, measure: str, positive_class: int
 ) -> State:
-    """Return the gradient that ``methods.fair_grad.FairGrad`` defines, by trainable parameter; two passes, one to find the groups.
+    """Return the gradient that ``methods.fair_grad.FairGrad`` defines, by trainable parameter.
+
+    It takes two passes, of which the first finds the groups.
 
     Args:
         clients: everybody's data and programs; the model is that of the first program's shape.
