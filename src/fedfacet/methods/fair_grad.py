@@ -1,7 +1,7 @@
 """FairGrad, the gradient-based form of F3: clients step down their loss and the server's measure of unfairness.
 
 Source: Kanaparthy et al., F3: Fair and Federated Face Attribute Classification with Heterogeneous Data, PAKDD 2023,
-arXiv:2109.02351, section 3.2 and algorithm 2; the loss that stands for unfairness and beta are those of the authors' code
+arXiv:2109.02351, section 3.2 and algorithm 2. Beta and the loss in place of error rates are those of the authors' code
 (magnetar-iiith/F3, FairGrad.py).
 """
 
@@ -103,7 +103,7 @@ class FairGrad(Aggregator):
         return {"gradient": {name: torch.zeros_like(facts.model[name]) for name in facts.parameters}}
 
     def broadcast(self, server: ServerState, model: State, client_id: int) -> Broadcast:
-        """Return the model, the gradient and beta; the model alone for a beta of 1."""
+        """Return the model, the gradient and beta; for a beta of 1, the model without them."""
         if self.beta == 1:
             return Broadcast(model)
         named = {f"{GRADIENT}/{name}": tensor for name, tensor in server["gradient"].items()}
