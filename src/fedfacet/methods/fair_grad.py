@@ -1,8 +1,8 @@
 """FairGrad, the gradient-based form of F3: clients step down their loss and the server's measure of unfairness.
 
 Source: Kanaparthy et al., F3: Fair and Federated Face Attribute Classification with Heterogeneous Data, PAKDD 2023,
-arXiv:2109.02351, section 3.2 and algorithm 2. Beta and the loss in place of error rates are those of the authors' code
-(magnetar-iiith/F3, FairGrad.py).
+arXiv:2109.02351, section 3.2 and algorithm 2. Beta and the loss are those of the authors' code (magnetar-iiith/F3,
+FairGrad.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -72,8 +72,8 @@ class FairGrad(Aggregator):
     0. The model is in eval mode.
 
     Deviations: the paper finds G anew in each local epoch, at the client's own weights. Here it is found once a round, so
-    ``local.unit=epochs local.amount=1`` is the paper's. The authors' code skips G in the first of its epochs and follows it by
-    steps of its own before the others, which algorithm 2 does not. Algorithm 2 takes the gradient of error rates, which are not
+    ``local.unit=epochs local.amount=1`` is the paper's. The authors' code skips G in its first epoch and takes steps
+    along G before the others, which algorithm 2 does not. Algorithm 2 takes the gradient of error rates, which are not
     differentiable; the code takes losses, as here. The paper stops early on the server's samples.
 
     Args:
