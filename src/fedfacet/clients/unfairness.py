@@ -53,7 +53,7 @@ def unfairness_gradient(
 def _factors(
     losses: NDArray[np.float64], positive: NDArray[np.bool_], a: NDArray[np.int64], measure: str
 ) -> NDArray[np.float64]:
-    """Return each sample's factor, shape (n,): 1 / n in the group that loses most, -1 / n in the one that loses least, else 0."""
+    """Return each sample's factor, shape (n,): 1 / n in the group that loses most, -1 / n in the one that loses least, or 0."""
     factors, widest = np.zeros(len(losses)), 0.0
     for of_class in (positive, ~positive)[: 1 if measure == "equal_opportunity" else 2]:
         groups = [of_class & (a == group) for group in np.unique(a[of_class])]
