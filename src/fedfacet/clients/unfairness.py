@@ -15,11 +15,13 @@ from fedfacet.types import Batch, State
 def unfairness_gradient(
     clients: Clients, model: State, samples: NDArray[np.int64], *, measure: str, positive_class: int
 ) -> State:
-    """Return the gradient that ``methods.fair_grad.FairGrad`` defines, by trainable parameter; two passes, one to find the groups.
+    """Return the gradient that ``methods.fair_grad.FairGrad`` defines, by trainable parameter.
+
+    The first of two passes finds the groups that are the furthest apart.
 
     Args:
-        clients: everybody's data and programs; the model is that of the first program's shape.
-        model: its weights.
+        clients: all clients' data and programs.
+        model: the weights of the whole model.
         samples: positions in the data set, shape (n,).
         measure: as in ``FairGrad``.
         positive_class: as there.
@@ -51,7 +53,7 @@ def unfairness_gradient(
 def _factors(
     losses: NDArray[np.float64], positive: NDArray[np.bool_], a: NDArray[np.int64], measure: str
 ) -> NDArray[np.float64]:
-    """Return each sample's factor: 1 / n in the group that loses most, -1 / n in the one that loses least, else 0; (n,)."""
+    """Return each sample's factor, shape (n,): 1 / n in the group that loses most, -1 / n in the one that loses least, or 0."""
     factors, widest = np.zeros(len(losses)), 0.0
     for of_class in (positive, ~positive)[: 1 if measure == "equal_opportunity" else 2]:
         groups = [of_class & (a == group) for group in np.unique(a[of_class])]
