@@ -118,8 +118,8 @@ class Mechanism:
 
     In the package: samples of the server 2, what a selector learns 5, schedule 10, termination 12, the end of the run 14,
     callbacks 15, statistics of norms 16, first rounds of FedAvg 18, participation 20, disclosure 25, privacy 30, what a
-    selector measures 35, devices 40, what an aggregator asks 45, asynchronous rounds 50, parts of models 60, rows of held
-    classes 62, what clients log 70, the check of updates 90.
+    selector measures 35, devices 40, the server's gradient 44, what an aggregator asks 45, asynchronous rounds 50, parts of
+    models 60, rows of held classes 62, what clients log 70, the check of updates 90.
     """
 
     provides: ClassVar[frozenset[str]] = frozenset()

@@ -17,11 +17,11 @@ def unfairness_gradient(
 ) -> State:
     """Return the gradient that ``methods.fair_grad.FairGrad`` defines, by trainable parameter.
 
-    It takes two passes, of which the first finds the groups.
+    The first of two passes finds the groups that are the furthest apart.
 
     Args:
-        clients: their data and programs. The model has the first program's shape.
-        model: its weights.
+        clients: all clients' data and programs.
+        model: the weights of the whole model.
         samples: positions in the data set, shape (n,).
         measure: as in ``FairGrad``.
         positive_class: as there.

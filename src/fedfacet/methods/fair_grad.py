@@ -1,8 +1,7 @@
 """FairGrad, the gradient-based form of F3: clients step down their loss and the server's measure of unfairness.
 
-Source: Kanaparthy et al., F3: Fair and Federated Face Attribute Classification with Heterogeneous Data, PAKDD 2023,
-arXiv:2109.02351, section 3.2 and algorithm 2. Beta and the loss are those of the authors' code (magnetar-iiith/F3,
-FairGrad.py).
+Source: Kanaparthy et al., PAKDD 2023, arXiv:2109.02351 (the paper of F3), section 3.2 and algorithm 2. The loss that
+replaces unfairness, and beta, are those of the authors' code (magnetar-iiith/F3, FairGrad.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from fedfacet.objectives.classification import ClassificationObjective
 from fedfacet.types import Batch, Broadcast, ClientStart, ClientUpdate, Facts, ServerState, State
 
 GRADIENT, BETA = "fair_grad/gradient", "fair_grad/beta"
-"""Sent down: the gradient of unfairness, a tensor per trainable parameter under this prefix; and beta, float64."""
+"""Sent down: the gradient of unfairness, a tensor per trainable parameter under this prefix, and beta, float64."""
 
 
 class FairGradObjective(ClassificationObjective):
@@ -67,14 +66,14 @@ class FairGrad(Aggregator):
 
     .. math:: G = \nabla_w \max_c \Bigl( \max_a \ell_{ca}(w) - \min_a \ell_{ca}(w) \Bigr)
 
-    with :math:`\ell_{ca}` the mean cross entropy of the samples of attribute value a that are of the positive class (c = 1) or
-    not (c = 0); of c = 1 only for ``"equal_opportunity"``. A group without samples is left out. Where no c has two groups, G is
-    0. The model is in eval mode.
+    Here :math:`\ell_{ca}` is the mean cross entropy of attribute value a, over the positive class (c = 1) or the others
+    (c = 0). With ``"equal_opportunity"`` only c = 1 counts. A group without samples is left out. Where no c has two groups, G
+    is 0. The model is in eval mode.
 
-    Deviations: the paper finds G anew in each local epoch, at the client's own weights. Here it is found once a round, so
-    ``local.unit=epochs local.amount=1`` is the paper's. The authors' code skips G in its first epoch and takes steps
-    along G before the others, which algorithm 2 does not. Algorithm 2 takes the gradient of error rates, which are not
-    differentiable; the code takes losses, as here. The paper stops early on the server's samples.
+    Deviations: the paper finds G in each local epoch, at the client's weights. Here it is found once a round, so
+    ``local.unit=epochs local.amount=1`` is the paper's. The authors' code skips G in the first epoch, and before each later one
+    it takes steps on the server's samples. Algorithm 2 does neither. Its error rates have no gradient, so the code takes
+    losses, as here. The paper stops early on the server's samples.
 
     Args:
         beta: in [0, 1], 0.7 in the authors' code; 1 is FedAvg, and no gradient is found.
@@ -103,7 +102,7 @@ class FairGrad(Aggregator):
         return {"gradient": {name: torch.zeros_like(facts.model[name]) for name in facts.parameters}}
 
     def broadcast(self, server: ServerState, model: State, client_id: int) -> Broadcast:
-        """Return the model, the gradient and beta; for a beta of 1, the model without them."""
+        """Return the model, the gradient and beta; only the model for a beta of 1."""
         if self.beta == 1:
             return Broadcast(model)
         named = {f"{GRADIENT}/{name}": tensor for name, tensor in server["gradient"].items()}
