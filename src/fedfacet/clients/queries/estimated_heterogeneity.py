@@ -49,6 +49,9 @@ class EstimatedHeterogeneity(Query):
     the pivot's set and not on all of D_k (algorithm 3), and the pivot really is the argmin (the released code always takes the
     lowest class). The released code also runs one step more than each setting says; set 51 and 11 to have that.
 
+    Deviations: batches of the biased model and of the attribute head are balanced, as in the released code. Algorithms 2 and 3
+    draw plain batches; set ``class_balanced`` and ``balanced`` to false to have these.
+
     Args:
         bias_steps: tau_bias, 1 or larger.
         attribute_steps: tau_attr, 1 or larger.
