@@ -1,4 +1,4 @@
-"""The picture of the rooms in docs/one_round.md is that of the imports of today."""
+"""Pictures that docs/ has of the code are those of the code of today."""
 
 import runpy
 from pathlib import Path
@@ -13,3 +13,10 @@ def test_the_picture_is_up_to_date_and_shows_no_room_twice() -> None:
     names = [name for floor in drawn["floors"]() for name in floor]
     assert len(names) == len(set(names)) > 40
     assert "](rooms.svg)" in (DOCS / "one_round.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_of_the_taxonomy_is_that_of_the_cards() -> None:
+    drawn = runpy.run_path(str(DOCS / "make_taxonomy_picture.py"))
+    there = (DOCS / "taxonomy.svg").read_text(encoding="utf-8")
+    assert there == drawn["picture"](), "run `python docs/make_taxonomy_picture.py`"
+    assert "](taxonomy.svg)" in (DOCS / "taxonomy.md").read_text(encoding="utf-8")
