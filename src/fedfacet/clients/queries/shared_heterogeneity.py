@@ -61,9 +61,10 @@ class SharedHeterogeneity(Query):
     3. Every client is sent v and the components. It finds its shares of them by EM, and they make its interaction matrix. It
        sends the triplet.
 
-    Without an attribute found the triplet is neutral: AI = SC = 0. A client that comes later is asked for step 3 only. The
-    server needs no more than sums in steps 1 and 2, so secure aggregation could hide what each client sends. Here clients send
-    it as it is, and the ledger says so. Step 2 tells a client's class counts.
+    Without an attribute found the triplet is neutral: AI = SC = 0. A client that comes later is asked for step 3 only. Where v
+    is of features, its triplet is neutral, since the model has changed. The server needs no more than sums in steps 1 and 2,
+    so secure aggregation could hide what each client sends. Here clients send it as it is, and the ledger says so. Step 2
+    tells a client's class counts.
 
     Views are ``image_statistics`` where inputs are images, and what the model's ``features(x)`` makes of all samples.
 
@@ -109,7 +110,7 @@ class SharedHeterogeneity(Query):
             return self
         found = [self._direction(view, _answers(FeatureMoments(view=view), context)) for view in VIEWS]
         best = max(found, key=lambda one: one.strength)
-        if best.strength < _LEAST_STRENGTH:
+        if best.strength < _LEAST_STRENGTH or (answered and best.view == "features"):  # the model is another one by now
             return self
         question = ProjectionHistograms(
             view=best.view, direction=best.direction.tolist(), edges=list(best.edges), cuts=best.cuts
