@@ -159,7 +159,7 @@ class FeatureMoments(Query):
     reads = frozenset({"x", "y"})
     needs_model = True
 
-    view: str
+    view: str = "features"
 
     def __post_init__(self) -> None:
         check_choice("view", self.view, VIEWS)
@@ -291,9 +291,10 @@ def fitted(counts_GB: Floats, middles_B: Floats) -> list[float]:
         middles_B: the middle of each bin.
 
     Example:
+        >>> import numpy as np
         >>> counts = np.array([[9.0, 0, 0, 1], [1, 0, 0, 9]])
         >>> np.round(fitted(counts, np.arange(4.0)), 2).tolist()
-        [0.0, 3.0, 0.01, 0.01]
+        [0.0, 3.0, 0.02, 0.02]
     """
     counts_GB = counts_GB[counts_GB.sum(axis=1) > 0]
     if not len(counts_GB):
