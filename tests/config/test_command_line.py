@@ -271,7 +271,10 @@ class TestOwnMechanisms:
                 "mechanisms=flat",
                 r"`mechanisms\._target_` is 'fedfacet\..*': write a name",
             ),
-            ("mechanisms=idel", r"one of flat, idle, none, but got `idel`: did you mean `mechanisms=idle`"),
+            (
+                "mechanisms=idel",
+                r"one of flat, held_classes, heterofl, idle, none, static_norm, but got `idel`: did you mean `mechanisms=idle`",
+            ),
             ("+mechanisms=idle", r"it is there already, so give `mechanisms=idle` without a prefix"),
         ],
     )

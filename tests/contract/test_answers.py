@@ -9,7 +9,7 @@ import torch
 from fedfacet.answer_form import ANYTHING, AnswerForm, is_count, plain
 from fedfacet.deploy.questions import known_queries
 
-SIZES = {"Y": 3, "A": 2}
+SIZES = {"Y": 3, "A": 2, "S": 5}
 
 
 def filled(shape, value):

@@ -65,6 +65,7 @@ BASE = {
 NEEDS = {
     "personal=norm_layers": {"model": "resnet8", "model.hidden": None},
     "objective=fedrs": {"partition.alpha": 0.1},  # some clients lack a class
+    "objective=masked": {"partition.alpha": 0.1},
     "optimizer=adam": {"optimizer.lr": 0.01, "local.max_grad_norm": 0.5},
     "aggregator=fair_fate": {"server_data": "validation", "aggregator.measure": "accuracy_parity"},
     "aggregator=ddaba": {"server_data": "validation"},
@@ -221,6 +222,8 @@ CASES = {
 
 FALLS_BACK = {
     "objective=ditto": "Expected an objective that is `divisible`, but DittoObjective does not say that it is",
+    "objective=ordered_dropout": "Expected layers that can be stacked, but OrderedDropoutObjective cannot be (vmap: It looks "
+    "like you're calling .item() on a Tensor)",
     "all at once": "Expected clients whose optimizers begin without a memory, but they keep theirs",
     "dropout": "Expected layers that can be stacked, but LSTM cannot be (Batching rule not implemented for aten::lstm.input)",
     "privacy=dp_sgd": "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample",

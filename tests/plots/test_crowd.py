@@ -85,7 +85,7 @@ def test_who_is_selected_of_many_can_be_seen(tmp_path, area):
     dark = []
     for seen in (0, 30):  # of the first 30 every tenth, always the same
         chosen[:, :seen:10] = True
-        found = Selection(Study([], [], [], ""), {}, {}, {("uniform", ""): chosen}, {("uniform", ""): types}, "", ())
+        found = Selection(Study([], [], [], ""), {}, {}, {("uniform", ""): chosen}, {("uniform", ""): types}, {}, "", ())
         draw_selection(found, tmp_path / "selection.png")
         dark.append(area(tmp_path / "selection.png", "black"))
     assert dark[1] - dark[0] > 200

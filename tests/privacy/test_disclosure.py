@@ -17,6 +17,7 @@ from fedfacet.clients.queries.base import Query, QueryContext
 from fedfacet.clients.queries.clustered_heterogeneity import ClusteredHeterogeneity
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix
 from fedfacet.clients.queries.estimated_heterogeneity import EstimatedHeterogeneity
+from fedfacet.clients.queries.shared_heterogeneity import ProjectionHistograms
 from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.compatibility import check_disclosed
 from fedfacet.corrections import Correction
@@ -75,6 +76,7 @@ ANNOUNCED = {
     Bid: lambda: Bid().announced(Auction("additive", (1.0, 1.0, 1.0), 5, 3, (1.0, 1.0, 1.0))),
     ClusteredHeterogeneity: lambda: ClusteredHeterogeneity(bias_steps=2),
     EstimatedHeterogeneity: lambda: EstimatedHeterogeneity(bias_steps=2),
+    ProjectionHistograms: lambda: ProjectionHistograms(direction=[1.0] * 8, edges=[-9.0, 9.0], cuts=[[-1.0, 0.0, 1.0]] * 10),
     Contract: lambda: Contract().offered(menu_of([1.0, 2.0, 3.0], 2, lowest=0.5, highest=1.0, unit_cost=1.0)),
 }
 """What the server tells beside the question, and what would take long."""

@@ -315,11 +315,12 @@ _WORDS = {
     "heterogeneity": "multiclass pivot",
     "selector": "fairness jensen_shannon never_selected normalisation orthogonal pretraining rotation scheme scoring space "
     "starvation_pool variant within",
-    "aggregator": "buffers groups length_correction measure over rate scope second_moment tau_eff variant weighting",
+    "aggregator": "against buffers groups length_correction measure over rate rule scope second_moment tau_eff variant "
+    "weighting",
     "participation": "mode",
     "devices": "on_late uplink",
     "termination": "metric",
-    "mechanisms": "",
+    "mechanisms": "head",
     "transforms": "compensation how",
     "engine": "backend device sums",
     "callbacks": "classes keep method odds others positive_class",

@@ -107,8 +107,7 @@ def test_the_direction_follows_from_sums_alone():
     from fedfacet.clients.queries.shared_heterogeneity import FeatureMoments
 
     clients = federation(MATRICES, apart=4.0)
-    moments = [np.array(answer) for answer in Server(clients).ask(FeatureMoments(view="features"), range(12)).values()]
-    found = Discriminant.of("features", moments)
+    found = Discriminant.of("features", Server(clients).ask(FeatureMoments(), range(12)).values())
     x = np.concatenate([client.dataset.inputs.fetch(client.indices).double().numpy() for client in clients])
     y = np.concatenate([client.y for client in clients])
     cells = np.concatenate([2 * k + client.y for k, client in enumerate(clients)])

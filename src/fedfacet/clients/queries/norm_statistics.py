@@ -57,7 +57,7 @@ class NormStatistics(Query):
         finally:
             for note in notes:
                 note.remove()
-        answer = torch.cat(sums).tolist()
+        answer = [number for total in sums for number in total.tolist()]
         return Answer(answer, floats_up=len(answer), samples=number)
 
 

@@ -1,7 +1,7 @@
 """Clients' heterogeneity triplets by an attribute that they learn together, without attribute labels."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -77,38 +77,33 @@ class SharedHeterogeneity(Query):
     Args:
         noise_multiplier: z of Gaussian noise on the triplet, as in ``noisy_triplet``; ``None`` for none. The moments and
             histograms have none, so that no epsilon covers this way of asking.
-        view: of ``VIEWS``, in which the attribute was found; empty before that. A configuration leaves out this and what
-            follows.
-        direction: v, D numbers.
-        components: for each class the two means, the lower first, and the two standard deviations, shape (Y, 4).
     """
 
     name = "heterogeneity"
     kind = "triplet"
     form = TRIPLET
     reads = frozenset({"x", "y"})
-    needs_model = True
+    needs_model = False
 
     noise_multiplier: float | None = None
-    view: str = ""
-    direction: Sequence[float] = field(default_factory=list)
-    components: Sequence[Sequence[float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         checked_multiplier(self.noise_multiplier)
-        check_choice("view", self.view, ("", *VIEWS))
-        self.floats_down = len(self.direction) + sum(map(len, self.components))
 
     def check(self, model: nn.Module) -> None:
         """Refuse a model without ``features(x)``."""
-        _check_features(model)
+        if not callable(getattr(model, "features", None)):
+            raise ConfigError(
+                f"Expected a model with `features(x)` for heterogeneity=shared, but {type(model).__name__} lacks it: add it, "
+                "or choose heterogeneity=true."
+            )
 
     def learn(self, context: SelectionContext) -> "SharedHeterogeneity":
         """Return this question with the attribute in it, which steps 1 and 2 find where somebody has not answered yet."""
         answered = context.disclosed.get(self.name, {})
         if all(client_id in answered for client_id in context.available):
             return self
-        found = [self._direction(view, _answers(FeatureMoments(view=view), context)) for view in VIEWS]
+        found = [Discriminant.of(view, _answers(FeatureMoments(view=view), context).values()) for view in VIEWS]
         best = max(found, key=lambda one: one.strength)
         if best.strength < _LEAST_STRENGTH or (answered and best.view == "features"):  # the model is another one by now
             return self
@@ -118,24 +113,46 @@ class SharedHeterogeneity(Query):
         total = np.sum([np.array(one) for one in _answers(question, context).values()], axis=0)
         middles = np.linspace(best.edges[0], best.edges[1], 2 * _BINS + 1)[1::2]
         components = [fitted(grouped.reshape(-1, _BINS), middles) for grouped in total]
-        return replace(self, view=best.view, direction=question.direction, components=components)
-
-    @staticmethod
-    def _direction(view: str, answers: Mapping[int, Any]) -> "Discriminant":
-        moments = [np.array(one) for one in answers.values() if len(one)]
-        return Discriminant.of(view, moments) if moments else Discriminant(view)
+        return SharedTriplet(
+            noise_multiplier=self.noise_multiplier, view=best.view, direction=question.direction, components=components
+        )
 
     def answer(self, context: QueryContext) -> Answer:
         """Return the estimated [class imbalance, attribute imbalance, spurious correlation]."""
         triplet = noisy_triplet(self.estimate(context).triplet, self.noise_multiplier, context, self.name)
-        return Answer(value=triplet, floats_up=3, samples=len(context.data))
+        return Answer(value=triplet, floats_up=3, samples=len(context.data) if self.needs_model else 0)
 
     def estimate(self, context: QueryContext) -> InteractionMatrix:
         """Return the estimated interaction matrix, shape (Y, 2); it stays with the client."""
-        y, num_classes = context.data.y, context.data.dataset.num_classes
-        counts = np.repeat(np.bincount(y, minlength=num_classes)[:, None] / 2, 2, axis=1)
-        if self.view:
-            along = _view(context, self.view) @ np.array(self.direction)
+        counts = np.bincount(context.data.y, minlength=context.data.dataset.num_classes)
+        return InteractionMatrix(np.repeat(counts[:, None] / 2, 2, axis=1))
+
+
+@dataclass(eq=False, kw_only=True)
+class SharedTriplet(SharedHeterogeneity):
+    """Ask for the triplet by an attribute that was found: step 3 of ``SharedHeterogeneity``.
+
+    Args:
+        noise_multiplier: as there.
+        view: of ``VIEWS``.
+        direction: v, D numbers; none for the neutral answer.
+        components: for each class the two means, the lower first, and the two standard deviations, shape (Y, 4).
+    """
+
+    view: str = "features"
+    direction: Sequence[float] = field(default_factory=list)
+    components: Sequence[Sequence[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.needs_model = _of_features(self.view)
+        self.floats_down = len(self.direction) + sum(map(len, self.components))
+
+    def estimate(self, context: QueryContext) -> InteractionMatrix:
+        """Return the estimated interaction matrix, shape (Y, 2)."""
+        counts = super().estimate(context).counts.copy()
+        if len(self.direction):
+            y, along = context.data.y, _view(context, self.view) @ np.array(self.direction)
             for own in np.unique(y):
                 counts[own] = (y == own).sum() * own_shares(along[y == own], self.components[own])
         return InteractionMatrix(counts)
@@ -145,9 +162,10 @@ class SharedHeterogeneity(Query):
 class FeatureMoments(Query):
     """Ask for the moments of a view within and between classes, whose sums over clients tell along what these differ.
 
-    The answer has Y + 2 D rows of 1 + D numbers. The first Y hold the number of a class's samples and their mean. The next D
-    hold, after a 0, the scatter of samples around their class's mean. The last D hold, after a 0, the sum over classes of n
-    times the mean's outer product with itself. The answer is empty where samples are no images.
+    The answer has three tables of shape (max(Y, D), 1 + D). The first has in row y the number of the class's samples and their
+    mean. The second holds, after a 0, the scatter of samples around their class's mean. The third holds, after a 0, the sum
+    over classes of n times the mean's outer product with itself. Rows that are left over are 0. So is everything where
+    samples are no images.
 
     Args:
         view: of ``VIEWS``.
@@ -155,33 +173,30 @@ class FeatureMoments(Query):
 
     name = "feature_moments"
     kind = "class_means"
-    form = AnswerForm(shape=(None, None))
+    form = AnswerForm(shape=(3, None, None))
     reads = frozenset({"x", "y"})
     needs_model = True
 
     view: str = "features"
 
     def __post_init__(self) -> None:
-        check_choice("view", self.view, VIEWS)
         self.name = f"feature_moments_{self.view}"
-
-    def check(self, model: nn.Module) -> None:
-        """Refuse a model without ``features(x)``."""
-        _check_features(model)
+        self.needs_model = _of_features(self.view)
 
     def answer(self, context: QueryContext) -> Answer:
         """Return the moments."""
-        if self.view == "images" and context.data.dataset.mean is None:
-            return Answer([], floats_up=0, samples=0)
-        z_ND, y, num_classes = _view(context, self.view), context.data.y, context.data.dataset.num_classes
+        y, num_classes = context.data.y, context.data.dataset.num_classes
+        blank = self.view == "images" and context.data.dataset.mean is None
+        z_ND = np.zeros((len(y), 1)) if blank else _view(context, self.view)
         width = z_ND.shape[1]
         counts = np.bincount(y, minlength=num_classes)
         means = np.stack([z_ND[y == own].mean(axis=0) if counts[own] else np.zeros(width) for own in range(num_classes)])
         around = z_ND - means[y]
-        squares = np.concatenate([around.T @ around, (means * counts[:, None]).T @ means])
-        rows = np.concatenate([np.column_stack([counts, means]), np.column_stack([np.zeros(2 * width), squares])])
-        numbers = num_classes * (1 + width) + width * (width + 1)  # the squares are symmetric
-        return Answer(rows.tolist(), floats_up=numbers, samples=len(context.data))
+        tables = np.zeros((3, max(num_classes, width), 1 + width))
+        tables[0, :num_classes] = np.column_stack([counts, means])
+        tables[1, :width, 1:] = around.T @ around
+        tables[2, :width, 1:] = (means * counts[:, None]).T @ means
+        return Answer(tables.tolist(), floats_up=tables.size, samples=len(y) if self.needs_model else 0)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -204,18 +219,14 @@ class ProjectionHistograms(Query):
     reads = frozenset({"x", "y"})
     needs_model = True
 
-    view: str
-    direction: Sequence[float]
-    edges: Sequence[float]
-    cuts: Sequence[Sequence[float]]
+    view: str = "features"
+    direction: Sequence[float] = field(default_factory=list)
+    edges: Sequence[float] = field(default_factory=list)
+    cuts: Sequence[Sequence[float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        check_choice("view", self.view, VIEWS)
+        self.needs_model = _of_features(self.view)
         self.floats_down = len(self.direction) + len(self.edges) + sum(map(len, self.cuts))
-
-    def check(self, model: nn.Module) -> None:
-        """Refuse a model without ``features(x)``."""
-        _check_features(model)
 
     def answer(self, context: QueryContext) -> Answer:
         """Return the histograms."""
@@ -226,7 +237,8 @@ class ProjectionHistograms(Query):
             ours = along[y == own]
             group = np.searchsorted(self.cuts[own], ours.mean())
             table[own, group] = np.histogram(np.clip(ours, low, high), _BINS, range=(low, high))[0]
-        return Answer(table.reshape(len(table), -1).tolist(), floats_up=len(table) * (1 + _BINS), samples=len(context.data))
+        samples = len(y) if self.needs_model else 0
+        return Answer(table.reshape(len(table), -1).tolist(), floats_up=table.size, samples=samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,13 +260,12 @@ class Discriminant:
     cuts: Sequence[Sequence[float]] = ()
 
     @classmethod
-    def of(cls, view: str, moments: Sequence[Floats]) -> "Discriminant":
+    def of(cls, view: str, answers: Iterable[Any]) -> "Discriminant":
         """Return it by the answers of clients to ``FeatureMoments``."""
-        width = moments[0].shape[1] - 1
-        counts_KY = np.stack([one[: -2 * width, 0] for one in moments])
-        means_KYD = np.stack([one[: -2 * width, 1:] for one in moments])
-        total = np.sum([one[-2 * width :, 1:] for one in moments], axis=0)
-        within, squares = total[:width], total[width:]
+        moments_KTRC = np.array(list(answers), dtype=np.float64)
+        width = moments_KTRC.shape[3] - 1
+        counts_KY, means_KYD = moments_KTRC[:, 0, :, 0], moments_KTRC[:, 0, :, 1:]
+        within, squares = moments_KTRC[:, 1:, :width, 1:].sum(axis=0)
         counts_Y = counts_KY.sum(axis=0)
         means_YD = np.einsum("ky,kyd->yd", counts_KY, means_KYD) / np.maximum(counts_Y, 1)[:, None]
         samples, cells, classes = counts_Y.sum(), (counts_KY > 0).sum(), (counts_Y > 0).sum()
@@ -264,7 +275,7 @@ class Discriminant:
         within /= samples - cells
         middle = counts_Y @ means_YD / samples
         spread = within + (squares / samples - np.outer(middle, middle))
-        scales = np.sqrt(np.diag(spread))
+        scales = np.sqrt(np.maximum(np.diag(spread), 0.0))
         kept = np.flatnonzero(scales > _CONSTANT * scales.max())
         if not len(kept):
             return cls(view)
@@ -352,12 +363,9 @@ def _answers(query: Query, context: SelectionContext) -> Mapping[int, Any]:
     return known if known else context.ask(query, context.available)
 
 
-def _check_features(model: nn.Module) -> None:
-    if not callable(getattr(model, "features", None)):
-        raise ConfigError(
-            f"Expected a model with `features(x)` for heterogeneity=shared, but {type(model).__name__} lacks it: add it, "
-            "or choose heterogeneity=true."
-        )
+def _of_features(view: str) -> bool:
+    check_choice("view", view, VIEWS)
+    return view == "features"
 
 
 def _view(context: QueryContext, view: str) -> Floats:
