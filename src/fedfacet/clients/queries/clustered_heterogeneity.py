@@ -150,10 +150,10 @@ def _views(context: QueryContext, model: nn.Module, depths: int, reach: float) -
                 parts = [[] for _ in chosen]
             for part, position in zip(parts, chosen, strict=True):
                 part.append(F.normalize(_pooled(outputs[position])).double().cpu().numpy())
-    return [np.concatenate(part) for part in parts] + _image_views(context)
+    return [np.concatenate(part) for part in parts] + image_views(context)
 
 
-def _image_views(context: QueryContext) -> list[NDArray[np.float64]]:
+def image_views(context: QueryContext) -> list[NDArray[np.float64]]:
     """Return what statistics say of all samples, each of shape (n_k, D); nothing where the samples are no images."""
     dataset, indices = context.data.dataset, context.data.indices
     if dataset.mean is None:

@@ -1,6 +1,6 @@
 """Clients' heterogeneity triplets by an attribute that they learn together, without attribute labels."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 from fedfacet.answer_form import AnswerForm
 from fedfacet.arguments import check_choice
 from fedfacet.clients.queries.base import Query, QueryContext
-from fedfacet.clients.queries.clustered_heterogeneity import image_statistics
+from fedfacet.clients.queries.clustered_heterogeneity import image_views
 from fedfacet.clients.queries.noise import TRIPLET, checked_multiplier, noisy_triplet
 from fedfacet.errors import ConfigError
 from fedfacet.heterogeneity import InteractionMatrix
@@ -39,8 +39,6 @@ _ITERATIONS = 200
 _OWN_ITERATIONS = 50
 _NARROWEST = 1e-4
 """Of the projections' variance: no component is narrower than this."""
-
-_MOST_IMAGES = 256
 
 
 @dataclass(eq=False, kw_only=True)
@@ -186,8 +184,7 @@ class FeatureMoments(Query):
     def answer(self, context: QueryContext) -> Answer:
         """Return the moments."""
         y, num_classes = context.data.y, context.data.dataset.num_classes
-        blank = self.view == "images" and context.data.dataset.mean is None
-        z_ND = np.zeros((len(y), 1)) if blank else _view(context, self.view)
+        z_ND = _view(context, self.view)
         width = z_ND.shape[1]
         counts = np.bincount(y, minlength=num_classes)
         means = np.stack([z_ND[y == own].mean(axis=0) if counts[own] else np.zeros(width) for own in range(num_classes)])
@@ -269,7 +266,7 @@ class Discriminant:
         counts_Y = counts_KY.sum(axis=0)
         means_YD = np.einsum("ky,kyd->yd", counts_KY, means_KYD) / np.maximum(counts_Y, 1)[:, None]
         samples, cells, classes = counts_Y.sum(), (counts_KY > 0).sum(), (counts_Y > 0).sum()
-        if cells <= classes or samples <= cells:
+        if not width or cells <= classes or samples <= cells:
             return cls(view)
         between = (squares - (means_YD * counts_Y[:, None]).T @ means_YD) / samples
         within /= samples - cells
@@ -369,20 +366,10 @@ def _of_features(view: str) -> bool:
 
 
 def _view(context: QueryContext, view: str) -> Floats:
-    """Return what a view says of all samples, shape (n_k, D)."""
-    parts = _images(context) if view == "images" else _features(context)
-    return torch.cat(list(parts)).double().cpu().numpy()
-
-
-def _images(context: QueryContext) -> Iterator[torch.Tensor]:
-    dataset, indices = context.data.dataset, context.data.indices
-    for start in range(0, len(indices), _MOST_IMAGES):
-        pixels = dataset.inputs.fetch(indices[start : start + _MOST_IMAGES]).to(torch.float32) / 255
-        yield torch.cat(image_statistics(pixels), dim=1)
-
-
-def _features(context: QueryContext) -> Iterator[torch.Tensor]:
+    """Return what a view says of all samples, shape (n_k, D); no column for images where samples are none."""
+    if view == "images":
+        return np.concatenate([np.empty((len(context.data), 0)), *image_views(context)], axis=1)
     context.model.eval()
     with torch.no_grad():
-        for batch in context.data.batches():
-            yield context.model.features(batch.x).flatten(1)  # type: ignore[operator]
+        parts = [context.model.features(batch.x).flatten(1) for batch in context.data.batches()]  # type: ignore[operator]
+    return torch.cat(parts).double().cpu().numpy()
