@@ -222,8 +222,8 @@ CASES = {
 
 FALLS_BACK = {
     "objective=ditto": "Expected an objective that is `divisible`, but DittoObjective does not say that it is",
-    "objective=ordered_dropout": "Expected layers that can be stacked, but OrderedDropoutObjective cannot be (vmap: It looks "
-    "like you're calling .item() on a Tensor)",
+    "objective=ordered_dropout": "Expected training that can be stacked, but got RuntimeError (Tensor.item() cannot be called "
+    "on meta tensors)",
     "all at once": "Expected clients whose optimizers begin without a memory, but they keep theirs",
     "dropout": "Expected layers that can be stacked, but LSTM cannot be (Batching rule not implemented for aten::lstm.input)",
     "privacy=dp_sgd": "Expected gradients of batches, but those of privacy=dp_sgd are taken sample by sample",

@@ -300,7 +300,7 @@ _WORDS = {
     "partition": "label keep_together name settings partition_by",
     "model": "architecture attention name norm weights",
     "adapter": "base_dtype modules_to_save target_modules trained",
-    "objective": "",
+    "objective": "masked",
     "loss": "penalty rate",
     "correction": "",
     "personal": "",
