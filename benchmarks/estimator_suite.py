@@ -45,7 +45,7 @@ from fedfacet.types import Answer
 FEDERATIONS = ("gsc", "gci", "gai", "waterbirds_dist")
 TYPES = ("CI", "AI", "SC")
 ROOT = Path(os.environ.get("FEDFACET_DATA", "../shared/data"))
-SMALLER = {"X-rays": 0.2}
+SMALLER = {("X-rays", name): 0.2 for name in FEDERATIONS} | {("X-rays", "waterbirds_dist"): 0.15}
 """Scale of the federations of small data sets."""
 
 
@@ -89,16 +89,16 @@ def loaded(pair: str, seed: int) -> Dataset:
 
 def dealt(pair: str, federation: str, seed: int) -> FederatedData:
     """Deal a pair as one of the paper's federations."""
-    scale = SMALLER.get(pair.partition(",")[0], 1.0)
+    scale = SMALLER.get((pair.partition(",")[0], federation), 1.0)
     overrides = ["experiment=cmnist_gsc", f"partition={federation}", f"partition.scale={scale}", "partition.tolerance=0.2"]
     config, _ = compose_job("train", [*overrides, f"partition.seed={seed}", "paths.output_dir=nowhere"])
     return deal(loaded(pair, seed), make(config.partition), seed=seed)
 
 
-def measure(cell: tuple[str, str, int], rounds: int, estimators: Sequence[str]) -> list[dict[str, Any]]:
+def measure(cell: tuple[str, str, int, Sequence[str]], rounds: int) -> list[dict[str, Any]]:
     """Run FedDiverse by triplets of every kind, and uniform selection, on one federation."""
     torch.set_num_threads(1)
-    pair, name, seed = cell
+    pair, name, seed, estimators = cell
     data = dealt(pair, name, seed)
     truth = np.array([matrix.triplet for matrix in data.matrices])
     types = np.array([TYPES.index(matrix.triplet.type) for matrix in data.matrices])
@@ -157,13 +157,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     given = parser.parse_args()
     there = list(csv.DictReader(given.out.read_text().splitlines())) if given.out.exists() else []
-    done = {(row["pair"], row["federation"], int(row["seed"]), int(row["rounds"])) for row in there}
-    cells = [
-        cell
-        for cell in product(GROUPS[given.pairs], given.federations, range(given.seeds))
-        if (*cell, given.rounds) not in done
-    ]
-    work = partial(measure, rounds=given.rounds, estimators=given.estimators)
+    done = {tuple(row[head] for head in HEADS[:5]) for row in there}
+    cells = []
+    for seed, pair, name in product(range(given.seeds), GROUPS[given.pairs], given.federations):
+        left = [each for each in given.estimators if (pair, name, str(seed), str(given.rounds), each) not in done]
+        cells += [(pair, name, seed, left)] if left else []
+    work = partial(measure, rounds=given.rounds)
     with (
         ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool,
         open(given.out, "a", newline="") as target,
