@@ -116,7 +116,9 @@ def test_the_direction_follows_from_sums_alone():
     within, between = (x - means).T @ (x - means) / (len(x) - 24), (means - classes).T @ (means - classes) / len(x)
     ridge = 1e-2 * np.diag(x.var(axis=0) + np.diag(within) - np.diag((x - means).T @ (x - means)) / len(x))
     values, vectors = eigh(between, within + ridge)
-    assert found.strength == pytest.approx(values[-1] * len(x) / (np.sqrt(22) + np.sqrt(6)) ** 2, rel=1e-6)
+    between_ratio, within_ratio = 6 / 22, 6 / (len(x) - 24)
+    edge = (1 + np.sqrt(between_ratio + within_ratio - between_ratio * within_ratio)) / (1 - within_ratio)
+    assert found.strength == pytest.approx(values[-1] * len(x) / 22 / edge**2, rel=1e-6)
     cosine = found.direction @ vectors[:, -1] / np.linalg.norm(found.direction) / np.linalg.norm(vectors[:, -1])
     assert abs(cosine) == pytest.approx(1, abs=1e-8)
 
@@ -146,3 +148,14 @@ def test_a_site_is_sent_all_that_was_learnt():
 def test_own_shares_of_a_client_without_one_component():
     assert own_shares(np.full(20, 5.0), [0.0, 5.0, 1.0, 1.0])[0] < 0.01
     assert InteractionMatrix([[20, 0], [20, 0]]).triplet.attribute_imbalance == 1
+
+
+@pytest.mark.parametrize("width", [40, 300])
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_found_in_many_features_of_few_samples(width, seed):
+    """Chance alone makes clients differ along some of 40 directions in 240 samples; of 300 features moments would be vast."""
+    clients = federation([[[5, 5], [5, 5]]] * 12, apart=0.0, seed=seed, width=width)
+    server = Server(clients)
+    answers = server.triplets(range(12))
+    assert all(answers[k] == pytest.approx([0, 0, 0], abs=1e-9) for k in answers)
+    assert np.shape(server.disclosed["feature_moments_features"][0]) == (3, min(width, 128), 1 + min(width, 128))

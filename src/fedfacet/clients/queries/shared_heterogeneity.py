@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fedfacet import rng
 from fedfacet.answer_form import AnswerForm
 from fedfacet.arguments import check_choice
 from fedfacet.clients.queries.base import Query, QueryContext
@@ -34,6 +35,9 @@ _RIDGE = 1e-2
 _CONSTANT = 1e-6
 """Of the largest deviation of a feature: one that varies less is left out, as of a unit that is never active."""
 
+_WIDEST = 128
+"""Features, at most, that moments are of: these grow with their square."""
+
 _LEAST_STRENGTH = 1.2
 _ITERATIONS = 200
 _OWN_ITERATIONS = 50
@@ -50,9 +54,9 @@ class SharedHeterogeneity(Query):
 
     1. Every client sends moments of each view of its samples (``FeatureMoments``). Their sums over clients give two
        covariances: W within clients and classes, and B of class means between clients. The direction v maximises
-       :math:`v^\top B v / v^\top W v`, Fisher's discriminant of clients. Chance gives a quotient of
-       :math:`(\sqrt{m} + \sqrt{D})^2 / N` for m means, D features and N samples. The view whose quotient exceeds this most is
-       taken, and none below 1.2 times chance.
+       :math:`v^\top B v / v^\top W v`, Fisher's discriminant of clients. Of N samples, D features, m degrees of freedom between
+       clients and n within, chance gives a quotient of :math:`\frac{m}{N} \left(\frac{1 + \sqrt{D/m + D/n - D^2/(mn)}}{1 -
+       D/n}\right)^2`. The view whose quotient exceeds this most is taken, and none below 1.2 times chance.
     2. Every client sends a histogram of each class along v, in one of four groups by its class mean
        (``ProjectionHistograms``). To their sums the server fits two normal components per class by EM. The components' shares
        differ by group, which tells them apart where one histogram would not.
@@ -64,10 +68,11 @@ class SharedHeterogeneity(Query):
     so secure aggregation could hide what each client sends. Here clients send it as it is, and the ledger says so. Step 2
     tells a client's class counts.
 
-    Views are ``image_statistics`` where inputs are images, and what the model's ``features(x)`` makes of all samples.
+    Views are ``image_statistics`` where inputs are images, and what the model's ``features(x)`` makes of all samples. Of more
+    than 128 features the view has 128 random projections, the same for all clients, because moments grow with their square.
 
     Source: none. The method is ours, past FedDiverse (arXiv:2504.11216), algorithms 2 to 4, where each client estimates by
-    itself. The quotient is Fisher's (Annals of Eugenics 7, 1936), its limit under chance that of Marchenko and Pastur (1967).
+    itself. The quotient is Fisher's (Annals of Eugenics 7, 1936), its limit under chance Wachter's (Annals of Statistics, 1980).
     results/estimators.md compares the estimators.
 
     Limits: two attribute values. Where clients differ in something else, such as a camera, the method finds that.
@@ -266,7 +271,7 @@ class Discriminant:
         counts_Y = counts_KY.sum(axis=0)
         means_YD = np.einsum("ky,kyd->yd", counts_KY, means_KYD) / np.maximum(counts_Y, 1)[:, None]
         samples, cells, classes = counts_Y.sum(), (counts_KY > 0).sum(), (counts_Y > 0).sum()
-        if not width or cells <= classes or samples <= cells:
+        if not width or cells <= classes or samples <= cells + width:
             return cls(view)
         between = (squares - (means_YD * counts_Y[:, None]).T @ means_YD) / samples
         within /= samples - cells
@@ -283,12 +288,18 @@ class Discriminant:
         direction = np.zeros(width)
         direction[kept] = root @ turned[:, -1] / scales[kept]
         direction *= np.sign(direction[np.abs(direction).argmax()])
-        chance = (np.sqrt(cells - classes) + np.sqrt(len(kept))) ** 2 / samples
+        chance = _edge(len(kept), cells - classes, samples - cells) * (cells - classes) / samples
         reach = _REACH * float(np.sqrt(direction @ spread @ direction))
         apart = np.sqrt(max(0.0, direction @ between @ direction))
         cuts = (means_YD @ direction)[:, None] + np.array(_CUTS) * apart
         centre = float(middle @ direction)
         return cls(view, float(quotients[-1] / chance), direction, (centre - reach, centre + reach), cuts.tolist())
+
+
+def _edge(features: float, between: float, within: float) -> float:
+    """Return Wachter's upper edge, of two covariances with these degrees of freedom; fewer features than ``within``."""
+    over, under = features / between, features / within
+    return float(((1 + np.sqrt(over + under - over * under)) / (1 - under)) ** 2)
 
 
 def fitted(counts_GB: Floats, middles_B: Floats) -> list[float]:
@@ -372,4 +383,13 @@ def _view(context: QueryContext, view: str) -> Floats:
     context.model.eval()
     with torch.no_grad():
         parts = [context.model.features(batch.x).flatten(1) for batch in context.data.batches()]  # type: ignore[operator]
-    return torch.cat(parts).double().cpu().numpy()
+    return _narrowed(torch.cat(parts).double().cpu().numpy())
+
+
+def _narrowed(z_ND: Floats) -> Floats:
+    """Return more features than moments can be of as their projections onto random directions, the same for all clients."""
+    if z_ND.shape[1] <= _WIDEST:
+        return z_ND
+    directions = rng.stream(0, "narrowed-features", z_ND.shape[1]).standard_normal((z_ND.shape[1], _WIDEST))
+    narrowed: Floats = z_ND @ directions / np.sqrt(_WIDEST)
+    return narrowed
