@@ -65,8 +65,8 @@ class ClusteredHeterogeneity(Query):
     Note:
         A client that does hold a single attribute value finds none either, and gives the neutral answer too, or nearly: of 40
         digits of one class and colour it found an even cut, AI up to 0.19, in 5 of 12 draws.
-        results/estimators.md tells on which attributes this is nearer to the truth than ``EstimatedHeterogeneity``, and on
-        which nothing is found.
+        results/archive/estimators_alone.md tells on which attributes this is nearer to the truth than
+        ``EstimatedHeterogeneity``, and on which nothing is found.
     """
 
     name = "heterogeneity"

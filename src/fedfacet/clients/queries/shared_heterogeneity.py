@@ -72,8 +72,8 @@ class SharedHeterogeneity(Query):
     than 128 features the view has 128 random projections, the same for all clients, because moments grow with their square.
 
     Source: none. The method is ours, past FedDiverse (arXiv:2504.11216), algorithms 2 to 4, where each client estimates by
-    itself. The quotient is Fisher's (Annals of Eugenics 7, 1936), its limit under chance Wachter's (Annals of Statistics, 1980).
-    results/estimators.md compares the estimators.
+    itself. The quotient is Fisher's (Annals of Eugenics 7, 1936), its limit under chance Wachter's (Annals of Statistics 8,
+    1980). results/estimators.md compares the estimators.
 
     Limits: two attribute values. Where clients differ in something else, such as a camera, the method finds that.
 
