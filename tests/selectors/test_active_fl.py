@@ -71,6 +71,14 @@ def test_five_clients_by_hand(knowing):
     assert agree(Counter(tuple(run.select(round)) for round in range(1, 2501)), expected)
 
 
+@pytest.mark.parametrize(("sharpness", "probabilities"), [(0.0, [0.2] * 5), (25.0, [0, 0, 0, 0.5, 0.5])])
+def test_it_has_the_probabilities_that_flsim_prints(knowing, sharpness, probabilities):
+    """Its ``test_convert_to_probability``, with the valuations 1, 1, 1, 2 and 2."""
+    run = knowing([1.0, 1.0, 1.0, 2.0, 2.0], 1, excluded_share=0.0, sharpness=sharpness, uniform_share=0.0)
+    expected = {(k,): p for k, p in enumerate(probabilities) if p}
+    assert agree(Counter(tuple(run.select(round)) for round in range(1, 1501)), expected)
+
+
 def test_several_places_are_drawn_one_after_another(knowing):
     valuations = [1.0, 4.0, 2.0, 3.0, 2.5]
     run = knowing(valuations, 2, excluded_share=0.2, sharpness=0.5, uniform_share=0.0)

@@ -29,10 +29,13 @@ class ActiveFLSelector(ClientSelector):
 
     K counts the clients that are available in the round. Ties in step 2 are broken by the round's draw.
 
-    Source: Goetz et al., Active Federated Learning, arXiv:1909.12641, algorithm 1, as the thesis (table 4, AFL_G) and two
-    ports of the method describe it. Neither the algorithm nor the defaults were checked against the paper.
+    Source: Goetz et al., Active Federated Learning, arXiv:1909.12641, algorithm 1, as the thesis (table 4, AFL_G) describes it.
+    Steps 2 to 4 were compared with the code of Facebook, where the method comes from (facebookresearch/FLSim,
+    ``HighLossActiveUserSelector``), whose test has the probabilities that ours repeats. The defaults are those of two ports of
+    the method; they were not checked against the paper.
 
-    Deviations: at least one place is drawn uniformly while a client that is available has not reported yet; with r rounded
+    Deviations: FLSim rounds r down, and measures all clients before the first draw. Here r is rounded to the nearest whole
+    number, and at least one place is drawn uniformly while a client that is available has not reported yet; with r rounded
     down, a cohort of nine would never explore. The thesis starts with :math:`v_k = -\infty` for everybody, of which a softmax
     is undefined; then step 4 draws the whole cohort. A valuation that is not finite counts as none, and the log names the
     client. The paper suggests noise on valuations; there is none here.
