@@ -38,14 +38,16 @@ from fedfacet.submodels.parts import Parts
 log = logging.getLogger(__name__)
 
 
-def build(config: DictConfig, run_dir: Path) -> Federation:
+def build(config: DictConfig, run_dir: Path, data: FederatedData | None = None) -> Federation:
     """Make every part of a configuration, hand each the run-time facts that it asks for, and federate; writes nothing.
+
+    The ``data`` are loaded where they are not given.
 
     Raises:
         FedFacetError, ValueError, TypeError: with one sentence, where a part refuses its arguments.
     """
     engine = make(config.engine, cohort_size=1 if config.federation.pooled else config.federation.cohort_size)
-    return put_together(config, run_dir, load_data(config), engine)
+    return put_together(config, run_dir, data if data is not None else load_data(config), engine)
 
 
 def put_together(config: DictConfig, run_dir: Path, data: FederatedData, engine: Engine, **of_server: Any) -> Federation:

@@ -43,6 +43,12 @@ def lost_ranks(tmp_path_factory):
     return found_by("lost_ranks.py", tmp_path_factory.mktemp("lost_ranks"))
 
 
+@pytest.fixture(scope="module")
+def one_copy_ranks(tmp_path_factory):
+    """What four ranks found, said to be of two machines; see ``one_copy_ranks.py``."""
+    return found_by("one_copy_ranks.py", tmp_path_factory.mktemp("one_copy_ranks"))
+
+
 # One process
 
 
@@ -61,6 +67,7 @@ def test_alone_it_works_like_the_sequential_engine(tiny_clients):
     assert digests[0] == digests[1]
     assert counts[0] == counts[1]
     assert engines[1].share("value") == "value"
+    assert engines[1].one_copy(lambda: "data") == "data"
 
 
 @pytest.mark.parametrize(("num_accelerators", "backend"), [(4, "nccl"), (1, "gloo")])
@@ -171,3 +178,24 @@ def test_a_rank_may_die_at_any_moment(lost_ranks):
     alone, *others = lost_ranks["sums"]
     assert others == [alone] * len(others)
     assert lost_ranks["counts"][0] == lost_ranks["counts"][1]
+
+
+# Four processes, on two machines by what they are told
+
+
+def test_ranks_know_who_is_on_their_machine(one_copy_ranks):
+    assert [rank["same_machine"] for rank in one_copy_ranks["ranks"]] == [True] * 3
+
+
+def test_the_ranks_of_a_machine_hold_one_copy_that_the_first_has_loaded(one_copy_ranks):
+    """Rank 2, which dies later, has loaded for rank 3; what one rank writes the other reads."""
+    ranks = one_copy_ranks["ranks"]
+    assert [rank["made"][0] for rank in ranks] == [1, 0, 0]
+    assert [rank["x"] for rank in ranks] == [[-1, -2, 2, 3], [-1, -2, 2, 3], [-3, -4, 2, 3]]
+    assert {(rank["name"], rank["y"]) for rank in ranks} == {("samples", sum(range(1 << 16)))}
+
+
+def test_what_cannot_be_shared_is_loaded_by_each(one_copy_ranks):
+    """It cannot be pickled; or the rank that should have loaded it has died."""
+    assert one_copy_ranks["ends"] == [0, 0, 9]
+    assert [rank["made"][1:] for rank in one_copy_ranks["ranks"]] == [[1, 1], [1, 0], [1, 1]]

@@ -1,7 +1,7 @@
 """The contract of an engine: who runs the clients. Exact engines change time, never results (law 4)."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from fedfacet.types import Answer, ClientTask, ClientUpdate, Query, State
 if TYPE_CHECKING:  # the server side of the wall imports this file, and must not pull in data/ with it
     from fedfacet.clients.prediction import Predictions
     from fedfacet.clients.trainer import Clients
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -45,6 +47,10 @@ class Engine:
     def share(self, value: Any = None) -> Any:
         """Return rank 0's value, on every rank; all of them call this before a run."""
         return value
+
+    def one_copy(self, load: Callable[[], T]) -> T:
+        """Return what ``load`` returns; the processes that a launcher started on one machine hold one copy of it."""
+        return load()
 
     def serve(self) -> None:
         """Run clients for rank 0 until the run is over; for the other ranks."""

@@ -34,6 +34,7 @@ from fedfacet.parallel.messages import (
     pack_tasks,
     unpack_task,
 )
+from fedfacet.parallel.one_copy import one_copy
 from fedfacet.parallel.place import Place, find_place
 from fedfacet.parallel.ranks import MAX_RANKS_WITH_0, RankLost, Ranks, in_background
 from fedfacet.parallel.schedule import batches
@@ -127,6 +128,10 @@ class DistributedEngine(Engine):
             ranks.send({rank: Message(value) for rank in ranks.others})
             return value
         return self._join().receive(0).body
+
+    def one_copy(self, load: Callable[[], T]) -> T:
+        """Return what ``load`` returns, of which the ranks of a machine hold one copy; all call this after ``share``."""
+        return load() if self._place.num_ranks == 1 else one_copy(self._join(), load)
 
     def run(self, tasks: Iterable[ClientTask]) -> Iterator[ClientUpdate]:
         """Yield each task's update; with ``sums="tree"`` without its tensors, whose sum is the ``total`` after the last."""

@@ -1,6 +1,9 @@
 """Which of a run's processes this one is, as torchrun or SLURM wrote it into the environment."""
 
+import contextlib
 import os
+import socket
+from pathlib import Path
 from typing import NamedTuple
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -44,3 +47,11 @@ def find_place() -> Place:
     if environment.world_size() == 1:
         return Place()
     return Place(environment.global_rank(), environment.world_size(), environment.local_rank(), num_local, environment)
+
+
+def machine() -> str:
+    """Return what two processes have in common that see each other's memory: the host, its start, and its process numbers."""
+    name = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # where there is no /proc, or another one in a container
+        name += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(name)

@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from fedfacet.errors import EngineError
 from fedfacet.parallel import wire
 from fedfacet.parallel.messages import Message
-from fedfacet.parallel.place import Place
+from fedfacet.parallel.place import Place, machine
 from fedfacet.parallel.processes import ignore_signals
 from fedfacet.types import State
 
@@ -124,6 +124,7 @@ class Ranks:
         self.stuck = False  # whether a message may have got stuck halfway, so that nothing more can be said
         self.owed: dict[int, int] = {}  # how many results each rank has still to send
         self.halted: set[int] = set()  # those ranks that were told to send no more
+        self.machines = [""] * place.num_ranks  # of each rank
         self._living = set(range(1, place.num_ranks))
         self._sent: Sequence[State] = ()  # what rank 0 last sent to all, and how often it did
         self._number = 0
@@ -149,6 +150,7 @@ class Ranks:
                 if place.num_ranks == place.num_local_ranks:
                     _meet_again(place, group, timedelta(seconds=timeout_seconds))
                 fabric.launch()
+                dist.all_gather_object(self.machines, machine())
         except (RuntimeError, ValueError) as error:
             raise EngineError(
                 f"Expected the {place.num_ranks} processes of the run to meet within {timeout_seconds:g} seconds, but rank "

@@ -1,6 +1,7 @@
 """The loop over the jobs of a command line: each alone in its folder, skipped where it is finished, noted where it fails."""
 
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -245,7 +246,7 @@ def serve(config: DictConfig) -> bool:
     Raises:
         ConfigError: as ``check_started``.
     """
-    from fedfacet.build import build, settle
+    from fedfacet.build import build, load_data, settle
 
     check_started(config)
     engine = make(config.engine)
@@ -253,7 +254,8 @@ def serve(config: DictConfig) -> bool:
         return False
     settings = OmegaConf.create(engine.share())
     settle(settings)
-    build(settings, Path(settings.paths.output_dir)).engine.serve()
+    data = engine.one_copy(functools.partial(load_data, settings))
+    build(settings, Path(settings.paths.output_dir), data).engine.serve()
     return True
 
 

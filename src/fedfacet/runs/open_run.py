@@ -1,6 +1,7 @@
 """A run folder opened: everything is made, or taken up from the last checkpoint, and put away again afterwards."""
 
 import contextlib
+import functools
 import logging
 import signal
 import sys
@@ -72,6 +73,8 @@ def open_run(
             checkpoint.make_last(saved_at)
         with contextlib.closing(federation.engine):
             federation.engine.share(configuration.plain(config))
+            if federation.engine.spans_processes:
+                federation.engine.one_copy(functools.partial(load_data, config))
 
             def write_all() -> None:
                 write(job.run_dir, config, federation)
