@@ -255,7 +255,7 @@ def _clients(config: DictConfig, data: FederatedData, privacy: Privacy | None) -
         settings = OmegaConf.create(without_downloads(plain(config)["model"]))
     make_model = functools.partial(make, settings, **_model_facts(data))
     name = f"model={config.choices.get('model', 'model')}"
-    check_size(make_model, name)
+    check_size(make_model, name, adapter.fit if adapter is not None else None)
     with rng.forked(config.seed, "weights"):
         model = make_model()
     check_weights(model)

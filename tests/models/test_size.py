@@ -44,6 +44,26 @@ def test_four_copies_must_fit(monkeypatch):
             check_size(lambda: nn.Sequential(*model), "`model=x`")
 
 
+@pytest.mark.parametrize(("dtype", "needed", "copies"), [
+    (torch.float32, 64 * 64 * 4 + 4 * 64 * 2 * 4, "4 copies of what is trained, 1 of what is frozen"),
+    (torch.bfloat16, 64 * 64 * 4 + 64 * 2 * 4, "before its weights are frozen"),
+])  # fmt: skip
+def test_what_is_frozen_must_fit_once(monkeypatch, dtype, needed, copies):
+    """In the type that it is stored in; and the model as it is made, before that."""
+
+    def fit(model):
+        model[0].to(dtype).requires_grad_(False)
+
+    def make():
+        return nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 2, bias=False))
+
+    monkeypatch.setattr("fedfacet.models.checks.available_memory", lambda: needed)
+    check_size(make, "`model=x`", fit)
+    monkeypatch.setattr("fedfacet.models.checks.available_memory", lambda: needed - 1)
+    with pytest.raises(ConfigError, match=rf"training it takes {needed:,} bytes \({copies}\)"):
+        check_size(make, "`model=x`", fit)
+
+
 def test_what_cannot_be_told_is_let_through():
     """The model's own refusal, lazy layers, and what has no counterpart without memory: making the model says what is wrong."""
     before = torch.get_rng_state()

@@ -1,7 +1,7 @@
 """Whether a model fits into memory and takes the inputs of a data set, found out before the first round."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,16 @@ from fedfacet import rng
 from fedfacet.errors import ConfigError
 from fedfacet.machine_memory import available_memory
 
-COPIES = 4  # of a model that is trained: its weights, their gradient, a client's update, and the server's weights
+COPIES = 4  # of what is trained: its weights, their gradient, a client's update, and the server's weights
 _OVERFLOWS = ("overflow", "negative dimension", "too large", "allocate")  # what torch says of tensors larger than any memory
 
 
-def check_size(make: Callable[[], nn.Module], name: str) -> None:
-    """Refuse a model that would not fit into the memory of this machine four times.
+def check_size(make: Callable[[], nn.Module], name: str, fit: Callable[[nn.Module], None] | None = None) -> None:
+    """Refuse a model that would not fit into the memory of this machine: four times what is trained, and once what is frozen.
 
     The model is built without memory, on torch's device ``meta``. A model that cannot be built there is let through, and so is
-    one that refuses its arguments: making it says why.
+    one that refuses its arguments: making it says why. ``fit`` changes the model in place after it is made, as an adapter does,
+    which may freeze weights and store them in fewer bytes; the model fits as it was made too.
 
     Raises:
         ConfigError: with the bytes that it needs and those that are available.
@@ -27,6 +28,9 @@ def check_size(make: Callable[[], nn.Module], name: str) -> None:
     try:
         with warnings.catch_warnings(action="ignore"), rng.forked(0, "model-size"), torch.device("meta"):
             model = make()  # torch warns where pretrained weights are loaded into nothing
+            made = _num_bytes([*model.parameters(), *model.buffers()])
+            if fit is not None:
+                fit(model)
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         if isinstance(error, OverflowError | MemoryError) or any(word in str(error).lower() for word in _OVERFLOWS):
             raise ConfigError(
@@ -35,13 +39,22 @@ def check_size(make: Callable[[], nn.Module], name: str) -> None:
         return
     except Exception:
         return
-    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor)]
-    needed = COPIES * sum(tensor.nbytes for tensor in tensors)
+    frozen = _num_bytes([parameter for parameter in model.parameters() if not parameter.requires_grad])
+    trained = _num_bytes([*model.parameters(), *model.buffers()]) - frozen
+    needed, copies = COPIES * trained + frozen, f"{COPIES} copies of its weights"
+    if frozen:
+        copies = f"{COPIES} copies of what is trained, 1 of what is frozen"
+    if made > needed:
+        needed, copies = made, "before its weights are frozen"
     if needed > (available := available_memory()):
         raise ConfigError(
-            f"Expected {name} to fit into memory, but training it takes {needed:,} bytes ({COPIES} copies of its weights) and "
-            f"{available:,} are available: make it smaller."
+            f"Expected {name} to fit into memory, but training it takes {needed:,} bytes ({copies}) and {available:,} are "
+            "available: make it smaller."
         )
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors if not is_lazy(tensor))
 
 
 def check_inputs(model: nn.Module, x: Tensor, name: str) -> None:
