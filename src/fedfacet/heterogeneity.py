@@ -28,8 +28,9 @@ class HeterogeneityTriplet(NamedTuple):
     def type(self) -> str:
         """``"CI"``, ``"AI"`` or ``"SC"``, whichever measure is largest; ``"none"`` where all three are zero.
 
-        An exact tie of class and attribute imbalance (four clients of the GAI federation) counts as ``"AI"``, and any tie
-        with the spurious correlation as the imbalance, which is how the paper's own client shares come out.
+        An exact tie of class and attribute imbalance (four clients of the GAI federation) counts as ``"AI"``, of which the
+        paper's figure 7 then has 80 % (it prints 60, and its shares add up to 80). Any tie with the spurious correlation
+        counts as the imbalance; no client of the paper's federations has one.
         """
         if max(self) <= _ROUNDING:
             return "none"

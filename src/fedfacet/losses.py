@@ -14,8 +14,8 @@ def generalized_cross_entropy(logits: Tensor, batch: Batch, *, q: float = 0.3) -
     For q -> 0 it becomes the cross entropy, for q = 1 the mean absolute error. Computed as ``-expm1(q * log p_y) / q``, so that
     value and gradient stay finite and exact for p_y -> 0 and for small q.
 
-    Source: Zhang and Sabuncu, Generalized Cross Entropy Loss, NeurIPS 2018, arXiv:1805.07836, equation 6. FedDiverse's
-    equation 13 (thesis, 28) prints it without the index y and with a stray factor p.
+    Source: Zhang and Sabuncu, Generalized Cross Entropy Loss, NeurIPS 2018, arXiv:1805.07836, equation 6; FedDiverse,
+    equation 11. FedDiverse's algorithm 2 prints it without the index y, and the thesis' equation 28 with a stray factor p.
 
     Args:
         logits: shape (B, Y).

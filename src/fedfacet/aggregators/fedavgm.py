@@ -17,9 +17,9 @@ class FedAvgM(Aggregator):
     .. math:: m \leftarrow \beta m + \bar\Delta, \quad w \leftarrow w + \eta m, \quad m_0 = 0
 
     Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
-    arXiv:1909.06335. The momentum has no factor (1 - beta): its steady gain is eta / (1 - beta), which is 2 for FedDiverse's
-    beta = 0.95 and eta = 0.1. Momentum acts on trainable parameters only; floating-point buffers are averaged plainly, since
-    a running variance that overshoots can turn negative.
+    arXiv:1909.06335. The momentum has no factor (1 - beta): its steady gain is eta / (1 - beta), which is 2 for beta = 0.95
+    (FedDiverse) and eta = 0.1 (its released code; the paper prints none). Momentum acts on trainable parameters only;
+    floating-point buffers are averaged plainly, since a running variance that overshoots can turn negative.
 
     Args:
         momentum: beta in [0, 1); 0 with ``server_lr=1`` is FedAvg.

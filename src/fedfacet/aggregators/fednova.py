@@ -34,9 +34,11 @@ class FedNova(Aggregator):
     Source: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020,
     arXiv:2007.07481, sections 4 and 5, and the authors' code for the server momentum (its ``gmf``, with eta = 1).
 
-    Deviation: FedDiverse (arXiv:2504.11216; thesis, section 5.5.4) gives it the momentum of its FedAvgM, whose settings are the
-    defaults here. Its text puts beta in the wrong place, the thesis also loses the sign; its released code puts
-    tau_eff / ||a_k||_1 * n_k into an average that divides by the sum of these weights, so that tau_eff cancels.
+    Deviation: FedDiverse (arXiv:2504.11216; thesis, section 5.5.4) gives it the momentum of its FedAvgM, which is the default
+    here; ``server_lr`` is its released code's. Its text puts beta in the wrong place; its released code puts tau_eff /
+    ||a_k||_1 * n_k into an average that divides by the sum of these weights, so that tau_eff cancels. Its formula weights
+    clients by |D_k| / |D|, its section 5.2 has "equally weighted clients"; the default is the second. The two differ where
+    clients hold different numbers of samples, as in ``gai`` and ``spawrious4``.
 
     Args:
         momentum: beta in [0, 1).

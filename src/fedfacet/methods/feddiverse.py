@@ -39,16 +39,16 @@ class FedDiverseSelector(PretrainedSelector):
             client that is away then, when it first comes back.
         pretraining_rounds: T_0, the number of first rounds in which every client takes part; they count among the run's
             rounds.
-        pretraining: ``"fedavg"`` (algorithm 6: FedAvg averages the updates of these rounds in the aggregator's place, but not
+        pretraining: ``"fedavg"`` (section 4.1: FedAvg averages the updates of these rounds in the aggregator's place, but not
             where the aggregator sends or reads more than models, as SCAFFOLD's does) or ``"ordinary"`` (released code: the
             aggregator does, and clients are asked in round T_0 already, before they train in it, so that T_0 = 1 estimates on
             the initial model as T_0 = 0 does).
         orthogonal: ``"absolute"`` or ``"signed"``, the sign of the projection in step 3.
         normalisation: ``"l1"`` (paper) or ``"l1_then_l2"`` (released code: each dimension divided by its sum over the clients,
             then each client's vector by its l2 norm).
-        rotation: ``"triple"`` moves the leading dimension on with every triple and round, ``"round"`` with every round only
-            (algorithm 6 as printed), ``"random"`` permutes the dimensions anew each round and moves on with every triple
-            (released code).
+        rotation: ``"triple"`` moves the leading dimension on with every triple and round, ``"round"`` with every round only (as
+            algorithm 6, whose index t mod 3 is another order and names no dimension for 0), ``"random"`` permutes the
+            dimensions anew each round and moves on with every triple (released code).
 
     Note: the paper prints the projection in step 3 with its sign. A cross product's sign depends on the order of its factors:
     about half of the third picks would then have no client on the positive side. Only the absolute value gives the shares the
@@ -56,8 +56,13 @@ class FedDiverseSelector(PretrainedSelector):
     WaterBirds). Algorithm 5 searches step 3 among all clients but the current pair, which would repeat clients; the text
     excludes those already chosen, and so do we. Where the paper divides by zero: a dimension without mass is drawn uniformly, a
     client with a zero triplet keeps the zero vector, and for a collinear pair step 3 takes the client least similar to both.
-    Ties (within 1e-6) are broken at random. Algorithm 6 runs T rounds after the T_0 of pre-training; here T_0 of the T are for
-    pre-training, as in the released code. During pre-training clients train with the correction that was chosen (FedProx' say).
+    Ties (within 1e-6) are broken at random.
+
+    The paper contradicts itself about pre-training. Algorithm 6 calls algorithm 1, which draws :math:`\kappa` clients a round
+    and weights them by :math:`n_k / n`; appendix C has "full participation". Here all take part, as in appendix C and the
+    released code, with the aggregator's weights. Algorithm 6 runs T rounds after the T_0 of pre-training; here T_0 of the T are
+    for pre-training, as in the released code. During pre-training clients train with the correction that was chosen (FedProx'
+    say).
 
     The first pick of every triple is drawn by the measures as they are disclosed, as algorithm 5 says. The released code does
     so in a round's first triple only, and draws by the normalised ones in later triples; no option here does that.

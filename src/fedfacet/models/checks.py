@@ -19,8 +19,8 @@ def check_size(make: Callable[[], nn.Module], name: str, fit: Callable[[nn.Modul
     """Refuse a model that would not fit into the memory of this machine: four times what is trained, and once what is frozen.
 
     The model is built without memory, on torch's device ``meta``. A model that cannot be built there is let through, and so is
-    one that refuses its arguments: making it says why. ``fit`` changes the model in place after it is made, as an adapter does,
-    which may freeze weights and store them in fewer bytes; the model fits as it was made too.
+    one that refuses its arguments: making it says why. ``fit`` changes the model in place after it is made, as an adapter does.
+    It may freeze weights and store them in fewer bytes, but the model must fit as it was made too.
 
     Raises:
         ConfigError: with the bytes that it needs and those that are available.

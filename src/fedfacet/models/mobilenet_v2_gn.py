@@ -15,8 +15,9 @@ from fedfacet.models.pretrained import load_weights
 class MobileNetV2GN(Network):
     """torchvision's MobileNetV2 with every BatchNorm replaced by GroupNorm; 2,226,434 parameters for two classes.
 
-    The network of FedDiverse (arXiv:2504.11216), section 5.2: GroupNorm with 8 groups (every width is divisible by 8) and eps
-    1e-6, 1280 features, dropout 0.2 before the head, stochastic depth that grows linearly over the blocks towards 0.2.
+    The network of FedDiverse (arXiv:2504.11216), whose section 5.2 names MobileNetV2 with group normalisation. The rest is its
+    released code's: 8 groups (every width is divisible by 8), eps 1e-6, 1280 features and dropout 0.2 before the head.
+    Stochastic depth grows linearly over the blocks towards 0.2.
 
     Args:
         num_classes: Y.

@@ -50,9 +50,10 @@ class FedPNSSelector(ClientSelector):
     in FedDiverse's; were it the part that is kept, those flagged most often would lose least.)
 
     Args:
-        variant: ``"paper"``, FedDiverse's: g is the update as it is, any number may be flagged, c = 0.99; ``"original"``: g is
-            the update per local step, at most a fifth of those who arrived (rounded up; 2 of 10) are flagged, and c = 1, which
-            takes everything from a client flagged in three tenths of its rounds.
+        variant: ``"paper"``, FedDiverse's released code, whose constants its text lacks: g is the update as it is, any number
+            may be flagged, c = 0.99; ``"original"``: g is the update per local step, at most a fifth of those who arrived
+            (rounded up; 2 of 10) are flagged, and c = 1, which takes everything from a client flagged in three tenths of its
+            rounds.
         penalty_exponent: alpha, larger than 0.
         penalty_offset: beta, 0 or larger.
     """

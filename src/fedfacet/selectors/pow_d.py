@@ -26,9 +26,10 @@ class PowDSelector(ClientSelector):
     Source: Cho et al., Towards understanding biased client selection in federated learning (AISTATS 2022), section 3; thesis,
     section 5.5.4 and appendix A.1.
 
-    Deviation: FedDiverse (section 5.3) and the thesis sort the losses in ascending order and take the first; the method's own
-    paper and the code released with FedDiverse take the highest, and so do we. That code also trains every client and gives the
-    others weight zero; here only the cohort trains.
+    Deviations: FedDiverse (section 5.3) and the thesis (section 5.5.4) sort the losses in ascending order and take the first;
+    the method's own paper, the thesis' appendix A.1 and the code released with FedDiverse take the highest, and so do we.
+    FedDiverse draws the candidates uniformly; the method's own paper draws them by their samples. That code also trains every
+    client and gives the others weight zero; here only the cohort trains.
 
     Args:
         local_loss: asked of the candidates in every round.

@@ -35,9 +35,10 @@ class SizeWeightedSelector(ClientSelector):
     Source: EqW of the thesis' table 4, after Németh et al., A Snapshot of the Frontiers of Client Selection in Federated
     Learning, TMLR 2022.
 
-    Deviations: the table's probability :math:`n_k / n` adds up to 1 over the clients, so that it is an inclusion probability
-    for a cohort of one alone; :math:`\pi_k` is that for one place and m times that for m, up to 1. Cohorts are of distinct
-    clients, unlike those of scheme I. Clients without samples join, uniformly, only where too few others are available.
+    Deviations: the probability :math:`n_k / n` (the thesis' appendix A.1) adds up to 1 over the clients, so that it is an
+    inclusion probability for a cohort of one alone; :math:`\pi_k` is that for one place and m times that for m, up to 1.
+    Cohorts are of distinct clients, unlike those of scheme I. Clients without samples join, uniformly, only where too few
+    others are available.
 
     A round costs O(K log K). A client discloses its number of samples, once.
 

@@ -138,8 +138,8 @@ class DisclosedInteractionMatrix(NoisyMatrix, Query):
 
     A real client would have to know the attributes of its samples, and gives away much more than a triplet would.
 
-    Source: FedDiverse (arXiv:2504.11216), section 5.7; thesis, sections 5.6 (FedRK) and 6.5. The thesis
-    suggests noise and gives no rule; this is the Laplace mechanism (Dwork et al., 2006).
+    Source: FedDiverse (arXiv:2504.11216), section 5.7; thesis, sections 5.6 (FedRK) and 6.6.2, neither of which
+    has noise. The noise is the Laplace mechanism (Dwork et al., 2006).
 
     Args:
         epsilon: of Laplace noise, as in ``NoisyMatrix``; ``None`` for none.

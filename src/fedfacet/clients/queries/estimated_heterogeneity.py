@@ -45,12 +45,15 @@ class EstimatedHeterogeneity(Query):
     serves all classes. Three floats leave the client.
 
     Source: FedDiverse (arXiv:2504.11216), algorithms 2-4; thesis, section 5.4.1 and appendix C. Where these contradict
-    themselves: the loss is the mean of (1 - p_y^q) / q (equations 13 and 28 lose the index or add a factor), the head trains on
-    the pivot's set and not on all of D_k (algorithm 3), and the pivot really is the argmin (the released code always takes the
-    lowest class). The released code also runs one step more than each setting says; set 51 and 11 to have that.
+    themselves: the loss is the mean of (1 - p_y^q) / q (algorithm 2 loses the index, the thesis' equation 28 adds a factor),
+    the head trains on the pivot's set and not on all of D_k (algorithm 3), and the pivot really is the argmin (the released
+    code always takes the lowest class). The released code also runs one step more than each setting says; set 51 and 11 to have
+    that.
 
     Deviations: batches of the biased model and of the attribute head are balanced, as in the released code. Algorithms 2 and 3
-    draw plain batches; set ``class_balanced`` and ``balanced`` to false to have these.
+    draw plain batches; set ``class_balanced`` and ``balanced`` to false to have these. The attribute head starts at random, as
+    in the released code. So does the two-way head of each class where there are more than two. Algorithms 2 and 3 begin with
+    the weights at hand.
 
     Args:
         bias_steps: tau_bias, 1 or larger.
