@@ -173,10 +173,11 @@ class LiRA(Attack):
     The offline score ranks as the paper's :math:`1 - \Pr[Z > \varphi]` does, without its ties where that rounds to 1.
 
     Source: Carlini et al., Membership Inference Attacks From First Principles, S&P 2022, arXiv:2112.03570, algorithm 1 and
-    section VI. The thesis' attack (section 4.5.2) is the offline one. Its equation 13 prints the direction the other way round.
-    Its released code has the right one, with the largest probability instead of the true class's.
-    Deviations from the authors' code: A mean replaces the median. The variance divides by one less than the number of models.
-    The global variance is within samples. The offline score has one side, as in the paper, where that code's has two.
+    section VI. The thesis' attack (section 4.5.2) is the offline one. Its equation 13 prints the direction the other way round,
+    and its :math:`\varphi` is the probability itself, where Carlini et al. and we take its log-odds. Its released code has the
+    right direction, with the largest probability instead of the true class's. Deviations from the authors' code: A mean
+    replaces the median. The variance divides by one less than the number of models. The global variance is within samples. The
+    offline score has one side, as in the paper, where that code's has two.
 
     Args:
         mode: ``"offline"``, or ``"online"``, which takes shadow models that were trained on a sample too.
@@ -345,9 +346,10 @@ class Trajectory(Attack):
     model, of which the attacker knows on what it was trained; on its samples the network learns.
 
     Source: Liu et al., Membership Inference Attacks by Exploiting Loss Trajectory, CCS 2022, arXiv:2208.14933; the thesis,
-    section 4.5 (tMIA), whose network this is. Deviations: features are standardised, by the shadow model's; the network has one
-    output in place of two; its released code computes a shuffle and does not apply it, takes the cross entropy of softmax
-    outputs, and keeps the epoch that is best on the test data: here samples are shuffled, and the last epoch is kept.
+    section 4.5.3 (tMIA), whose released code has this network. Deviations: features are standardised, by the shadow model's.
+    The network has one output in place of two. Students learn without augmentation. The threshold is one half, where the
+    released code takes one on known samples. That code computes a shuffle and does not apply it, and takes the cross entropy of
+    softmax outputs; here samples are shuffled.
 
     Args:
         distill_epochs: of a student, 1 or larger.

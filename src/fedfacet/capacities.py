@@ -66,7 +66,7 @@ class GivenCapacity(Capacity):
 class LargestCapacity(Capacity):
     """The clients with most samples are whole, all others have one rate.
 
-    Source: the thesis, section 4.4: "clients with a smaller dataset size are selected first to learn smaller models". Of
+    Source: the thesis, section 4.7.3: "clients with a smaller dataset size are selected first to learn smaller models". Of
     clients with equally many samples those with the lower number are whole. The server knows the numbers of samples here.
 
     Args:

@@ -311,10 +311,10 @@ def test_runs_at_the_papers_settings_come_first_and_others_only_without_them():
 
 def test_settings_that_are_not_the_papers_are_told():
     shorter = three(federation__rounds=20, optimizer__lr=0.03, local__amount=1)
-    told = [note for note in table_of(shorter).notes if note.startswith("The paper uses")]
+    told = [note for note in table_of(shorter).notes if note.startswith("The paper's runs use")]
     assert told == [
-        "The paper uses `federation.rounds=200`; some of these runs use 20, for example `run0`.",
-        "The paper uses `optimizer.lr=0.001`; some of these runs use 0.03, for example `run0`.",
+        "The paper's runs use `federation.rounds=200`; some of these runs use 20, for example `run0`.",
+        "The paper's runs use `optimizer.lr=0.001`; some of these runs use 0.03, for example `run0`.",
     ]
 
 
@@ -526,9 +526,9 @@ def test_settings_of_an_option_that_rows_name_are_told_where_runs_of_that_option
 
 
 def test_runs_that_are_not_at_the_papers_settings_are_told():
-    (note,) = (note for note in table_of(three("o", selector__pretraining_rounds=20)).notes if "The paper uses `" in note)
-    assert note == "The paper uses `selector.pretraining_rounds=1`; some of these runs use 20, for example `o0`."
-    assert not [note for note in table_of(three() + three("u", selector="uniform")).notes if "The paper uses `" in note]
+    (note,) = (note for note in table_of(three("o", selector__pretraining_rounds=20)).notes if "The paper's runs use `" in note)
+    assert note == "The paper's runs use `selector.pretraining_rounds=1`; some of these runs use 20, for example `o0`."
+    assert not [note for note in table_of(three() + three("u", selector="uniform")).notes if "The paper's runs use `" in note]
 
 
 @pytest.mark.parametrize("name", ["table5", "table8"])

@@ -22,17 +22,18 @@ class AgnosticFL(Aggregator):
     and the weights ascend:
 
     .. math::
-        w \leftarrow w + \frac{\sum_k \lambda_k \Delta_k}{\sum_k \lambda_k}, \quad
+        w \leftarrow w + \frac{\sum_k p_k \lambda_k \Delta_k}{\sum_k p_k \lambda_k}, \quad
         \lambda \leftarrow \Pi_\Lambda(\lambda + \gamma F(w)), \quad \lambda_k = 1 / K \text{ at first}
 
     with sums over the clients whose update arrived. For all others the ascent is 0, and for these it is :math:`F_k` less the
     mean of theirs (``simplex.ascended``). A round whose clients all have weight 0 leaves the model as it is.
 
     Source: Mohri et al., Agnostic Federated Learning, ICML 2019, arXiv:1902.00146, section 4.3, algorithm 1; as AFL in the
-    thesis, table 20 (good-intent fairness).
+    thesis, table 4 (good-intent fairness).
 
     Deviations: the paper takes one stochastic step on the mixture and returns the average of all iterates; here a round is a
-    client's whole local training, and the result is the last model. In the paper everybody takes part (``selector=all``).
+    client's whole local training, and the result is the last model. In the paper everybody takes part (``selector=all``) and
+    :math:`p_k = 1`, which is ``weighting=equal``; the default of the recipe ``adult_doctorate`` is ``samples``.
 
     Args:
         local_loss: what clients are asked for.

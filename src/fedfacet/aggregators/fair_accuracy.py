@@ -41,9 +41,10 @@ class FairAccuracy(Aggregator):
     section 3.2, is ``method=fair_grad``.
 
     Deviations: the paper measures from the rate of all samples to the largest error rate of a group. The authors' code takes
-    the difference between two groups, as here. On equally large groups that is twice the paper's, so the order is the same.
-    The paper's accuracy parity adds up two differences; here it compares accuracies. The number of clients is rounded up.
-    The paper stops early on the server's samples; here validation chooses the round. ``"weighted"``, ``power`` and
+    the difference between two groups, as here. On equally large groups that is twice the paper's, so the order is the same. The
+    paper's accuracy parity adds up two differences; here it compares accuracies. Demographic parity is ours. The server's
+    samples are fewer than the paper's, 10 to 20 % of all data: ``server_data.samples_per_cell``. The number of clients is
+    rounded up. The paper stops early on the server's samples; here validation chooses the round. ``"weighted"``, ``power`` and
     ``least_gap`` are ours: a model that predicts one class for all is perfectly fair, and a least gap limits what that is
     worth.
 

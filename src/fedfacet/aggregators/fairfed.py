@@ -37,7 +37,8 @@ class FairFed(Aggregator):
     It is not among the thesis' methods.
 
     Deviations: in the paper everybody takes part and the weights add up to 1. Here they have the mean 1 over the cohort, so
-    that beta means the same whatever the size of the federation: it is the paper's, times K. A client that is not selected
+    that beta means the same whatever the size of the federation: it is the paper's, times |S|. With nine clients the default is
+    a ninth of a paper's 1. The paper weights by samples, the default here is ``weighting=equal``. A client that is not selected
     keeps its shift.
 
     Args:

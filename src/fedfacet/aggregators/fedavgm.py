@@ -17,7 +17,7 @@ class FedAvgM(Aggregator):
     .. math:: m \leftarrow \beta m + \bar\Delta, \quad w \leftarrow w + \eta m, \quad m_0 = 0
 
     Source: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
-    arXiv:1909.06335. The momentum has no factor (1 - beta): its steady gain is eta / (1 - beta), which is 2 for beta = 0.95
+    arXiv:1909.06335. The momentum has no factor (1 - beta): its steady gain is eta / (1 - beta). That is 2 for beta = 0.95
     (FedDiverse) and eta = 0.1 (its released code; the paper prints none). Momentum acts on trainable parameters only;
     floating-point buffers are averaged plainly, since a running variance that overshoots can turn negative.
 

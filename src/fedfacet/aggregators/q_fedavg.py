@@ -36,8 +36,9 @@ class QFedAvg(Aggregator):
     authors' code for the loss.
 
     Deviations: the paper samples clients in proportion to their samples and has :math:`p_k` equal in the sums, which is
-    ``weighting=equal``; here the selector says who takes part. The norm is over trainable parameters. L stays 1 / lr where a
-    scheduler changes the learning rate.
+    ``weighting=equal``; here the selector says who takes part. Where everybody does, ``weighting=samples`` leads to the same
+    aim, as in the recipe ``adult_doctorate``. The norm is over trainable parameters. L stays 1 / lr where a scheduler changes
+    the learning rate.
 
     Args:
         local_loss: what clients are asked for.

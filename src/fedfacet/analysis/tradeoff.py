@@ -125,8 +125,8 @@ def tradeoff_of(
 ) -> Tradeoff:
     """Return what attacks find, or a gap between groups, and how accurate models are, per data set and setting.
 
-    Source: the thesis, figures 7b and 9, of attacks. Both show one accuracy of the clients, of the parts that they receive,
-    while what is attacked are the models after local training; here there are both.
+    Source: the thesis, figures 9, and 7b, whose attack is ``attack/loss_threshold/advantage``. Both show one accuracy of the
+    clients, of the parts that they receive, while what is attacked are the models after local training; here there are both.
 
     Args:
         runs: finished ones are counted, the others are named in a note.

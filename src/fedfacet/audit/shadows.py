@@ -53,7 +53,7 @@ class Shadows(Declared):
         data: ``"all"``, halves of all samples that can be attacked, or ``"others"``.
         samples: of the other clients, in each model's set, 2 or larger.
         models: how many, an even number, 2 or larger.
-        epochs: of training, 1 or larger; the thesis takes 100.
+        epochs: of training, 1 or larger; the thesis' released code takes 100.
         batch_size: 1 or larger; ``None`` for that of the run.
         seed: of halves, weights and batches, 0 or larger.
 

@@ -329,7 +329,7 @@ class SubmodelEvaluate(TrainedModels):
     on. ``submodel/covered`` is the share of the model's trainable parameters that somebody of the round held. A model with NaN
     or infinite entries is left out.
 
-    Source: the thesis, sections 4.3 and 4.5, and its released code.
+    Source: the thesis, sections 4.7.3 (clients' accuracy) and 4.5 (what is attacked), and its released code.
     """
 
     name = "submodel_evaluate"

@@ -78,8 +78,9 @@ class Members(Declared):
     ``max(min_known, known_share * m)`` of each, rounded; these are not scored. All others that are not drawn, ``most`` of them
     at most, are references: held out by any client, or of the test set.
 
-    Source: the thesis, section 4.4. It prints the minimum of 3 and 1 %; its released code takes the first samples in place of
-    drawn ones, and lets the known ones overlap with the scored ones.
+    Source: the thesis, section 4.2. It prints the minimum of 3 and 1 % of the client's samples; here it is the maximum, and 1 %
+    of m. Its released code takes the first samples in place of drawn ones, and lets the known ones overlap with the scored
+    ones.
 
     What a client holds out is drawn from all that it has of a class, in a number that is settled beforehand. So of a member and
     another of one class and one client either might as well have been the member: once it is settled who makes up a pair, by

@@ -184,7 +184,7 @@ class CIFAR10(_Cifar):
     they are trained on, and only then. Files with fewer images than the official ones are read too.
 
     Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; augmentation as in the thesis, section
-    4.5.1. Mean and standard deviation are those of the 50,000 training images.
+    4.7.1. Mean and standard deviation are those of the 50,000 training images.
 
     The other arguments are those of both data sets.
 

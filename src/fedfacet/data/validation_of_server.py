@@ -20,7 +20,7 @@ class ValidationOfServer(Declared):
     They are not the validation samples, which choose the best round. ``data.federated.deal`` says where they come from. They
     do not follow the run's seed.
 
-    Source: the thesis, section 6.4, calls such samples D_V.
+    Source: the thesis, section 6.3, calls such samples D_V.
 
     Args:
         samples_per_cell: of every class with every attribute value, 1 or larger.

@@ -71,9 +71,9 @@ class FairGrad(Aggregator):
     is 0. The model is in eval mode.
 
     Deviations: the paper finds G in each local epoch, at the client's weights. Here it is found once a round, so
-    ``local.unit=epochs local.amount=1`` is the paper's. The authors' code skips G in the first epoch, and before each later one
-    it takes steps on the server's samples. Algorithm 2 does neither. Its error rates have no gradient, so the code takes
-    losses, as here. The paper stops early on the server's samples.
+    ``local.unit=epochs local.amount=1`` is algorithm 2 with E = 1, where the paper's runs have 2 and 4. The authors' code skips
+    G in the first epoch, and before each later one it takes steps on the server's samples. Algorithm 2 does neither. Its error
+    rates have no gradient, so the code takes losses, as here. The paper stops early on the server's samples.
 
     Args:
         beta: in [0, 1], 0.7 in the authors' code; 1 is FedAvg, and no gradient is found.

@@ -209,7 +209,8 @@ class FedPAC(Aggregator):
     ICLR 2023, arXiv:2306.11867), algorithm 1.
 
     Deviation: the released code drops eigenvalues of the quadratic form below 0.01 and weights below 0.001; here the problem is
-    solved as it is. A class that no client of a round holds keeps its mean feature.
+    solved as it is. A class that no client of a round holds keeps its mean feature. In the released code, a client that was
+    never selected keeps its initial head.
 
     Args:
         weighting: of body and global head, ``"samples"`` (the paper) or ``"equal"``.

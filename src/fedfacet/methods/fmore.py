@@ -288,7 +288,8 @@ class FMoreSelector(ClientSelector):
     equilibrium).
 
     Source: Zeng et al., FMore: An Incentive Scheme of Multi-dimensional Auction for Federated Learning in MEC, ICDCS 2020,
-    arXiv:2002.09699. Neither the formulas nor the defaults were checked against the paper; the thesis has psi of 0.8.
+    arXiv:2002.09699. Neither the formulas nor the defaults were checked against the paper; the thesis speaks of 80 % of the
+    clients, and not of psi.
 
     Deviations: a client reckons as if the others had its own capacities, and psi were 1. What it offers does not change its
     training: who offers a part of its samples still trains on all. Ties are broken by the round's draw.

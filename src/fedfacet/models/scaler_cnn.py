@@ -16,9 +16,9 @@ class ScalerCNN(Network):
     Each convolution is followed by a scaler, a norm, 2x2 max-pooling (not the last) and ReLU. On 3x32x32 images of 10
     classes it has 25,418 parameters with u = 8, 99,210 with 16, 391,946 with 32 and 1,558,026 with 64.
 
-    Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264 (its network "Conv"); the thesis, section 4.3, equation 15, and
+    Source: Diao et al., HeteroFL, ICLR 2021, arXiv:2010.01264 (its network "Conv"); the thesis, section 4.7.2, equation 15, and
     its released code, whose batch norm uses the batch's statistics in evaluation too, so that a sample's logits depend on its
-    batch: ``norm="batch"`` here.
+    batch: ``norm="batch"`` here. The scaler acts in training only, as in both codes; equation 15 has no such limit.
 
     In front of such a norm neither bias nor scaler changes what the network computes, but for the norm's epsilon,
     BN_eps(x / r) = BN_(eps r^2)(x). Both stay, for the printed numbers of parameters and for the other norms.

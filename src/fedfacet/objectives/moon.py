@@ -30,7 +30,7 @@ class MoonObjective(ClassificationObjective):
     Source: Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, arXiv:2103.16257, equations 3 and 4.
 
     Deviation: z is what ``features(x)`` returns; the paper puts a projection head of two layers there. Its released code takes
-    the initial model for the last one in the first round.
+    a random network of the client's own for the last model in the first round.
 
     Arguments not listed are those of ``ClassificationObjective``.
 

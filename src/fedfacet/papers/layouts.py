@@ -292,7 +292,9 @@ def _unusual(runs: Iterable[Run], usual: Mapping[str, str]) -> list[str]:
         unlike = [run for run in runs if run.setting(key) is not None and not run.fits({key: value}) and run.finished]
         if unlike:
             values = ", ".join(sorted({str(run.setting(key)) for run in unlike}))
-            notes.append(f"The paper uses `{key}={value}`; some of these runs use {values}, for example `{unlike[0].path}`.")
+            notes.append(
+                f"The paper's runs use `{key}={value}`; some of these runs use {values}, for example `{unlike[0].path}`."
+            )
     return notes
 
 

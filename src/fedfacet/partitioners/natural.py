@@ -52,8 +52,9 @@ class GroupedNaturalPartitioner(Partitioner):
     Values are dealt in random order: the first ``sizes[0]`` of them to client 0, and so on. With ``rest`` one more client has
     all that are left; without it nobody has them. Negative values mean that a sample belongs to nobody.
 
-    Source: thesis, section 4.4, and the released code of Nemeth et al. (IEEE Access 2025, doi 10.1109/ACCESS.2025.3546478):
-    167 writers of FEMNIST, nine clients with 3, 6, ..., 27 of them, and a tenth with the remaining 32.
+    Source: thesis, section 4.8.4 ("approximately 165 writers"), and the released code of Nemeth et al. (IEEE Access 2025, doi
+    10.1109/ACCESS.2025.3546478): 167 writers of FEMNIST, nine clients with 3, 6, ..., 27 of them, and a tenth with the
+    remaining 32.
 
     Args:
         label: the data set's column: a writer, a role, a hospital.

@@ -87,7 +87,7 @@ class QuantitySkewPartitioner(Partitioner):
     is its share of every class. Clients left with fewer than ``min_samples`` then receive samples, one at a time, from
     the client that has most.
 
-    Source: thesis, section 4.5.1 (Nemeth et al., IEEE Access 2025, doi 10.1109/ACCESS.2025.3546478), with c = 0.85.
+    Source: thesis, section 4.7.1 (Nemeth et al., IEEE Access 2025, doi 10.1109/ACCESS.2025.3546478), with c = 0.85.
 
     Args:
         num_clients: K, 1 or larger.

@@ -53,7 +53,7 @@ class DiversityScoreSelector(ClientSelector):
     """
 
     taxonomy = Taxonomy(
-        "diversity", "DST", ("θ", "|D|", "label histogram"), "label distribution", "probability", "fixed rounds"
+        "diversity", "DRT", ("θ", "|D|", "label histogram"), "label distribution", "probability", "fixed rounds"
     )
 
     label_histogram: Query

@@ -45,8 +45,9 @@ class KFedSelector(ClientSelector):
 
     Deviations: M starts with one centre, of the client with the lowest number, where the code starts with all of that client.
     These are of different clusters if every client's k' is the number of clusters it has; here k' is the same for all, and a
-    client of one cluster has two centres in it. The paper says nothing of a client's main cluster. Clients that come later are
-    asked then, and all centres are clustered anew.
+    client of one cluster has two centres in it. The paper says nothing of a client's main cluster. The thesis leaves clients of
+    similar centres out of the training; here they fill the cohort where there are fewer clusters than places. Clients that come
+    later are asked then, and all centres are clustered anew.
 
     A round costs O(K k k' d) for the clusters, with d numbers a centre, and O(K log K) besides. A client discloses its
     centres, k' d numbers, once; checkpoints hold these. With ``within="loss"`` it discloses its loss, in every round.

@@ -77,7 +77,7 @@ class OortSelector(ClientSelector):
         pacer_delta: points of the percentile, in [0, 100].
     """
 
-    # Oort of the thesis' table 4, which prints 1/B for 1/|B| and has the exponent bind T_k alone.
+    # Oort of the thesis' table 4, which prints 1/B for 1/|B|.
     taxonomy = Taxonomy(
         "limit round time", "DSR", ("θ", "loss", "time"), "utility", "ranking and exploration", "accuracy reached"
     )

@@ -38,7 +38,8 @@ class ProbeFairnessSelector(ClientSelector):
     probes, and how many clients were forced, taken by score and explored.
 
     Source: De Cesare et al., Federated Learning Beyond Uniform Participation, section 4.1. Where the text leaves a number open
-    (candidates, the parts of f_k, the gap) the default is the released code's.
+    (candidates, the parts of f_k) the default is the released code's. So is the gap for 200 rounds, of which it takes a
+    quarter.
 
     Deviation: the text force-selects any client; the released code looks among the candidates only
     (``starvation_pool=candidates``), and as it takes clients that were never selected for starved ones, it forces almost all
@@ -58,7 +59,7 @@ class ProbeFairnessSelector(ClientSelector):
     """
 
     taxonomy = Taxonomy(
-        *("efficiency, selection fairness", "DST", ("θ", "|D|", "probe norm")),
+        *("efficiency, selection fairness", "DSRT", ("θ", "|D|", "probe norm")),
         *("probe norm", "ranking, probability", "fixed rounds"),
     )
     provides = frozenset({WEIGHTED_DRAWS})

@@ -48,9 +48,9 @@ class ChannelSets(Submodel):
 
     Together these are the thesis' nine methods and FedRolex; ``taxonomy`` says which one a setting is.
 
-    Source: the thesis, section 4.3, equations 5, 6 and 12, figure 8, and its released code. "Fixed" means there that the sets
-    stay; who holds which of them is drawn anew in every round. HeteroFL's channels were compared with its authors' code. Its
-    other parts are ``StaticNorm``, ``MaskedObjective`` and ``HeldClasses``, which ``method=heterofl`` joins.
+    Source: the thesis, equations 5 and 6 (section 2.3) and 12 (section 4.4.3), figure 8, and its released code. "Fixed" means
+    there that the sets stay; who holds which of them is drawn anew in every round. HeteroFL's channels were compared with its
+    authors' code. Its other parts are ``StaticNorm``, ``MaskedObjective`` and ``HeldClasses``, which ``method=heterofl`` joins.
 
     Args:
         grouping: ``"one"``, ``"groups"`` or ``"each"``.

@@ -47,7 +47,7 @@ class Correlation:
 def correlations(runs: Sequence[Run]) -> list[Correlation]:
     """Return what finished runs have for tables 7 and 8.
 
-    Source: the thesis, sections 4.7.2 and 4.8.1. Table 7's correlations are over settings, each a mean over seeds: this is not
+    Source: the thesis, sections 4.7.3 and 4.8.1. Table 7's correlations are over settings, each a mean over seeds: this is not
     said there, but follows from table 24, whose rows give the printed numbers. Table 8's are over the clients of all runs with
     one network that everybody trains as a whole.
 
@@ -83,7 +83,7 @@ def correlations_table(found: Sequence[Correlation], command: str) -> Table:
     notes = [
         "Intervals take points for independent, which clients of one run are not, nor the same client in several.",
         "Correlations over settings say nothing of whether attacks agree on samples or clients.",
-        "Advantages are at the threshold that an attacker finds on the samples that it knows, as in the thesis.",
+        "Advantages are at the threshold that an attacker finds on the samples that it knows, and of trajectories at one half.",
     ]
     return Table(caption, ["table", "data set", "between", "r", "95 %", "points", "thesis"], rows, names=3, notes=notes)
 
