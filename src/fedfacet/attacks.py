@@ -347,9 +347,8 @@ class Trajectory(Attack):
 
     Source: Liu et al., Membership Inference Attacks by Exploiting Loss Trajectory, CCS 2022, arXiv:2208.14933; the thesis,
     section 4.5.3 (tMIA), whose released code has this network. Deviations: features are standardised, by the shadow model's.
-    The network has one output in place of two. Students learn without augmentation. The threshold is one half, where the
-    released code takes one on known samples. That code computes a shuffle and does not apply it, and takes the cross entropy of
-    softmax outputs; here samples are shuffled.
+    The network has one output in place of two. Students learn without augmentation. That code computes a shuffle and does not
+    apply it, and takes the cross entropy of softmax outputs; here samples are shuffled.
 
     Args:
         distill_epochs: of a student, 1 or larger.
@@ -360,7 +359,6 @@ class Trajectory(Attack):
     """
 
     needs = frozenset({TRAJECTORY})
-    threshold = 0.5
 
     distill_epochs: Annotated[int, Whole()] = 25
     distill_lr: Annotated[float, Number("larger than 0 and finite")] = 0.01

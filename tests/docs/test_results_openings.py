@@ -153,6 +153,8 @@ def test_client_fairness() -> None:
     others = minus(runs_of("fairness.csv", line, "test/fair/rate/acc_a0", 100), "fedavg")["agnostic"]
     writers = minus(runs_of("mnist_writers.csv", lambda row: row["selector"], "test/acc_worst_group", 100), "uniform")
     assert f"costs the others {-mean(others):.2f} points" in opening("client_fairness.md")
+    equal = minus(runs_of("client_fairness.csv", lambda row: row["method"] + row["q"], "acc_doctorate", 100), "fedavg")
+    says("client_fairness.md", equal["q_fedavg5"])
     says("client_fairness.md", writers["feddiverse"], sign=-1)
 
 

@@ -83,7 +83,7 @@ def correlations_table(found: Sequence[Correlation], command: str) -> Table:
     notes = [
         "Intervals take points for independent, which clients of one run are not, nor the same client in several.",
         "Correlations over settings say nothing of whether attacks agree on samples or clients.",
-        "Advantages are at the threshold that an attacker finds on the samples that it knows, and of trajectories at one half.",
+        "Advantages are at the threshold that an attacker finds on the samples that it knows, as in the thesis' code.",
     ]
     return Table(caption, ["table", "data set", "between", "r", "95 %", "points", "thesis"], rows, names=3, notes=notes)
 
