@@ -1,12 +1,12 @@
 """Four ranks of a run, which hold one copy of what they load; ``test_distributed.py`` starts this script.
 
-They are told that ranks 0 and 1 are on one machine, 2 and 3 on another. Each loads three times: something that can be shared,
-something that cannot be pickled, and something at which rank 2 dies.
+They are told that ranks 0 and 1 are on one machine, 2 and 3 on another. Each loads four times: something that can be shared,
+something that cannot be pickled, something for which there is no shared memory, and something at which rank 2 dies.
 """
 
 import json
 import os
-import socket
+import resource
 import time
 from pathlib import Path
 
@@ -55,6 +55,12 @@ def drive(rank):
     engine.one_copy(loads(made, lambda: (torch.zeros(1 << 16), lambda: None)))
     found["made"].append(len(made))
     made.clear()
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, allowed[1]))  # as `ulimit -f` does
+    engine.one_copy(loads(made, samples))
+    resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+    found["made"].append(len(made))
+    made.clear()
     engine.one_copy(loads(made, die if rank == 2 else samples))
     found["made"].append(len(made))
     return found
@@ -62,11 +68,9 @@ def drive(rank):
 
 def main():
     torch.set_num_threads(1)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="one_copy_ranks")
-    os.environ.update(WORLD_SIZE=str(NUM_RANKS), LOCAL_WORLD_SIZE=str(NUM_RANKS))
+    from two_ranks import announce  # beside this script; not found where pytest looks for doctests
+
+    announce("one_copy_ranks", NUM_RANKS)
     rank = next((rank for rank in range(1, NUM_RANKS) if not os.fork()), 0)
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     Path(f"rank-{rank}.json").write_text(json.dumps(drive(rank)))

@@ -196,6 +196,6 @@ def test_the_ranks_of_a_machine_hold_one_copy_that_the_first_has_loaded(one_copy
 
 
 def test_what_cannot_be_shared_is_loaded_by_each(one_copy_ranks):
-    """It cannot be pickled; or the rank that should have loaded it has died."""
+    """It cannot be pickled; there is no memory to share; or the rank that should have loaded it has died."""
     assert one_copy_ranks["ends"] == [0, 0, 9]
-    assert [rank["made"][1:] for rank in one_copy_ranks["ranks"]] == [[1, 1], [1, 0], [1, 1]]
+    assert [rank["made"][1:] for rank in one_copy_ranks["ranks"]] == [[1, 1, 1], [1, 1, 0], [1, 1, 1]]

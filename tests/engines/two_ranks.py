@@ -262,6 +262,15 @@ def serve_all(runs):
         run.engine.serve()
 
 
+def announce(run, num_ranks):
+    """Write into the environment what torchrun would: where the ranks of a run meet, and how many they are."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID=run)
+    os.environ.update(WORLD_SIZE=str(num_ranks), LOCAL_WORLD_SIZE=str(num_ranks))
+
+
 def main():
     torch.set_num_threads(1)
     file = Path(sys.argv[1]) if sys.argv[1:] else None
@@ -269,11 +278,7 @@ def main():
         run, driver, server = federation(), drive, serve
     else:
         run, driver, server = json.loads(file.read_text()), drive_all, serve_all
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    os.environ["TORCHELASTIC_RUN_ID"] = "two_ranks"
+    announce("two_ranks", 2)
     reading, writing = os.pipe()
     child = os.fork()
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if child else "1"

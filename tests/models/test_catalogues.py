@@ -129,6 +129,6 @@ def test_a_nested_layer_is_taken_out_by_its_name():
 )
 def test_a_network_without_weights_fetches_and_reads_none(network, arguments):
     if network is Timm:
-        pytest.importorskip("timm")
+        pytest.importorskip("timm", reason="the extra `timm` is not installed")
     with pytest.raises(ConfigError, match=r"`model\.(name|arguments)"):
         network(2, (3, 32, 32), weights="none", **arguments)

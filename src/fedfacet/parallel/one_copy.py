@@ -16,8 +16,8 @@ T = TypeVar("T")
 def one_copy(ranks: Ranks, make: Callable[[], T]) -> T:
     """Return what ``make`` returns; all ranks call this, and of each machine only the first calls ``make``.
 
-    Its tensors move into memory that the machine's other ranks map. A rank makes its own where the first one is lost, where its
-    memory cannot be mapped, and where what was made cannot be pickled.
+    Its tensors move into memory that the machine's other ranks map. A rank makes its own where the first one is lost, or where
+    that memory cannot be mapped. Each does where the value cannot be pickled, or where there is no such memory for it.
     """
     here = [rank for rank, machine in enumerate(ranks.machines) if machine == ranks.machines[ranks.place.rank]]
     first, *others = here
@@ -36,7 +36,7 @@ def _handed_on(ranks: Ranks, value: T, others: list[int]) -> T:
     """Give a value to other ranks of this machine, wait until each has mapped its memory, and return the value."""
     shared: tuple[bytes | None, list[shared_memory.SharedBytes]] = None, []
     if others:
-        with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError):
+        with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError, OSError, RuntimeError):
             shared = shared_memory.dumps(value)
     for rank in others:
         with contextlib.suppress(RankLost):  # nor does its answer come
