@@ -30,9 +30,10 @@ This page decides what other pages say about a claim. A row is an ordering that 
 measure one claim, each has its own verdict. A row that is not tried may name several orderings, of which each counts.
 
 "Theirs" is the document's own difference, as printed; "higher" and "lower" mean that it prints none. "Ours" is the mean
-difference of the same two sides, paired by seed, with a 95 % interval by Student's t. Units are percentage points, except
-for losses and rounds. Holm's correction is over all tested claims of a document. Its p-values are exact sign-flip
-probabilities where n pairs can be significant after the correction, otherwise of the paired t test: (t).
+difference of the same two sides, with a 95 % interval by Student's t. Pairs share a seed, or what "measured here" names
+instead. Units are percentage points, except for losses and rounds. Holm's correction is over all tested claims of a
+document. Its p-values are exact sign-flip probabilities where n pairs can be significant after the correction, otherwise of
+the paired t test: (t).
 
 | verdict | meaning |
 | --- | --- |"""

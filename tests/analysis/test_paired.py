@@ -47,6 +47,13 @@ def test_accuracies_whose_sums_tie(images):
     assert paired_difference(a, b).p_permutation == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("n", [16, 17, 20])
+def test_twenty_pairs_are_exact(n):
+    """Where all differences have one size, the sign-flip test is the sign test, whose p-value is a binomial tail."""
+    a = np.where(np.arange(n) < n - 5, 0.3, -0.3)
+    assert paired_difference(a, np.zeros(n)).p_permutation == pytest.approx(stats.binomtest(5, n).pvalue, rel=1e-12)
+
+
 def test_many_pairs_draw_signs():
     a, b = np.random.default_rng(1).normal([[0.2], [0.0]], 1.0, size=(2, 60))
     found = paired_difference(a, b)

@@ -159,7 +159,6 @@ def test_client_fairness() -> None:
 
 
 def test_cmnist_pretrained() -> None:
-    """The page's own interval on gsc is of unrounded accuracies, and not asked here."""
     of = {}
     for value in ("last_worst_group", "best_worst_group", "last"):
         for federation in ("gsc", "waterbirds_dist"):
@@ -172,7 +171,7 @@ def test_cmnist_pretrained() -> None:
     assert len(of) == 6
     birds = "waterbirds_dist last_worst_group feddiverse"
     says("cmnist_pretrained.md", of[birds], p_holm(of, birds, "t"))
-    assert f"{mean(of['gsc last_worst_group feddiverse']):.2f}" == "-0.57"
+    says("cmnist_pretrained.md", of["gsc last_worst_group feddiverse"])
 
 
 def test_cmnist_tables_1_and_3() -> None:
@@ -250,7 +249,8 @@ def test_fairness_levels() -> None:
     assert len(of) == 16
     ps = corrected(of, "permutation")
     known = "adult_gsc equal_opportunity known_dht true"
-    says("fairness_levels.md", of[known], f"p_Holm = {ps[known]:.3f}", sign=-1)
+    says("fairness_levels.md", of[known], "p_Holm < 0.001", sign=-1)
+    assert ps[known] < 0.001
     assert sorted(name for name, p in ps.items() if p < 0.05) == [
         "adult_gsc acc_worst_group known_dht true",
         "adult_gsc acc_worst_group known_matrices estimated",
