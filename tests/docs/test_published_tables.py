@@ -127,6 +127,31 @@ def test_what_is_left_after_300_rounds_comes_out_of_its_file_again() -> None:
     assert len(printed) == 3
 
 
+def test_selectors_under_fedavg_come_out_of_the_file_again() -> None:
+    """Each at the rate that its line prints: tails, differences from uniform selection, and from itself under FedAvgM."""
+    page = (ROOT / "results" / "cmnist_table3.md").read_text().partition("## All selectors under FedAvg")[2]
+    rows = [row for row in _rows(page.partition("\n## ")[0], 8) if row[1].startswith("0.")]
+    with_momentum, runs = tails("waterbirds_dist", {}), {}
+    for run in csv.DictReader((ROOT / "results" / "coloured_mnist_tables.csv").read_text().splitlines()):
+        if (run["aggregator"], run["correction"]) == ("fedavg", "none") and run["pretraining_rounds"] in ("", "1"):
+            runs.setdefault((run["method"], run["lr"]), []).append(run)
+    own = {name: [float(run["tail"]) for run in runs[name, rate]] for name, rate, *_ in rows}
+    before = {name: [with_momentum[name][run["seed"]] for run in runs[name, rate]] for name, rate, *_ in rows}
+    of_momentum = [paired_difference(own[name], before[name]) for name in own]
+    bold = ["**" if p < LEVEL else "" for p in holm([difference.p_permutation for difference in of_momentum])]
+    printed = {row[0]: row[4:7] for row in rows if row[0] != "uniform"}
+    expected = _differences([(own[name], own["uniform"]) for name in printed])
+    assert printed == {
+        name: [f"{mean} {interval}", p, corrected]
+        for name, (mean, interval, _, p, corrected, *_) in zip(printed, expected, strict=True)
+    }
+    assert all(line[-1] == "not significant" for line in expected)
+    for (name, rate, tail, last, *_, momentum), difference, b in zip(rows, of_momentum, bold, strict=True):
+        lasts = [float(run["last"]) for run in runs[name, rate]]
+        assert [f"{mean} (10)" for mean in (tail, last)] == [_mean(own[name]), _mean(lasts)]
+        assert momentum == f"{b}{difference.mean:+.2f}{b} {_interval(difference.t_interval)}"
+
+
 def _differences(pairs: list[tuple[list[float], list[float]]]) -> list[list[str]]:
     """Return what a table says of each pair of settings, from the mean difference to the verdict."""
     found = [paired_difference(*pair) for pair in pairs]
