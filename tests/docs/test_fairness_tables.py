@@ -33,13 +33,15 @@ VALUES = ["acc", "acc_worst_group", "fair/equal_opportunity", "fair/demographic_
 GAP, ACCURACY = "val/fair/equal_opportunity", "val/acc"
 
 
+def run_of(run: dict[str, str]) -> tuple[str, str, str, tuple[str, ...]]:
+    """Return what was run: the data set, the method, the selector and the numbers of the strength."""
+    return run["experiment"], run["method"], run["selector"], tuple(re.findall(r"=([\d.]+)", run["strength"]))
+
+
 def values(experiment: str, method: str, selector: str, numbers: tuple[str, ...], value: str, seeds: range) -> list[float]:
     """Return a column in percent in the order of the seeds; ``numbers`` are those of the strength."""
     found = {
-        int(run["seed"]): 100 * float(run[value])
-        for run in RUNS
-        if (run["experiment"], run["method"], run["selector"]) == (experiment, method, selector)
-        and tuple(re.findall(r"=([\d.]+)", run["strength"])) == numbers
+        int(run["seed"]): 100 * float(run[value]) for run in RUNS if run_of(run) == (experiment, method, selector, numbers)
     }
     return [found[seed] for seed in seeds]
 
@@ -98,6 +100,8 @@ def test_the_strengths_that_validation_chose(label: str) -> None:
         tried = {}
         for one in line.split("; "):
             if "diverged" in one:
+                finished = [run for run in RUNS if run_of(run) == (experiment, METHODS[name], selector, numbers_in(one))]
+                assert one.endswith(f": {3 - len(finished)} of 3 diverged"), one
                 continue
             of = [values(experiment, METHODS[name], selector, numbers_in(one), value, seeds) for value in (GAP, ACCURACY)]
             gap, accuracy = map(fmean, of)

@@ -129,16 +129,16 @@ def _permutation(d_N: NDArray[np.float64]) -> float:
     largest difference: floating point would break it, and the p-value would be too small.
     """
     scale = float(np.abs(d_N).max()) or 1.0
-
-    def mean(signed: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-        return np.asarray(np.round(signed.mean(axis=axis) / scale, 9))
-
     if len(d_N) <= _EXACT_UP_TO:  # scipy lists the signs in Python, which takes 13 s for twenty seeds
         sums_P = np.zeros(1)
         for d in d_N / scale:
             sums_P = np.concatenate([sums_P + d, sums_P - d])
         means_P = np.abs(np.round(sums_P / len(d_N), 9))
         return float((means_P >= means_P[0]).mean())  # the first has all signs as they are
+
+    def mean(signed: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+        return np.asarray(np.round(signed.mean(axis=axis) / scale, 9))
+
     drawn = stats.permutation_test(
         (d_N,), mean, permutation_type="samples", n_resamples=_RESAMPLES, rng=rng.stream(0, "permutation")
     )
