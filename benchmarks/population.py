@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from fedfacet.aggregators.fedavg import FedAvg
 from fedfacet.callbacks.csv_log import CsvLog
+from fedfacet.callbacks.mechanism import Callbacks
 from fedfacet.callbacks.save_checkpoint import SaveCheckpoint
 from fedfacet.clients.queries.centroids import Centroids
 from fedfacet.clients.queries.counts import DisclosedInteractionMatrix, NumSamples
@@ -32,6 +33,7 @@ from fedfacet.clients.queries.true_heterogeneity import TrueHeterogeneity
 from fedfacet.clients.trainer import Clients
 from fedfacet.engines.base import Engine
 from fedfacet.federation import Federation
+from fedfacet.mechanisms.server_data import ServerEvaluation
 from fedfacet.methods.cbim import CBIMSelector, Contract
 from fedfacet.methods.favor import FavorSelector
 from fedfacet.methods.feddiverse import FedDiverseSelector
@@ -192,20 +194,25 @@ def measure(options: argparse.Namespace, digest: str) -> Iterator[tuple[str, lis
     names = [type(selector).__name__ for selector in selectors]
     names[-2:] = [EVERYBODY_SEEN, "FedCSSelector, everybody a candidate"]
     for name, selector in zip(names, selectors, strict=True):
+        aggregator = LAG() if isinstance(selector, LagSelector) else FedAvg()
         with tempfile.TemporaryDirectory() as folder:
             federation = Federation(
                 facts=Facts(options.clients, model, parameters=tuple(model), partition_digest=digest),
                 engine=engine,
                 selector=selector,
-                aggregator=LAG() if isinstance(selector, LagSelector) else FedAvg(),
+                aggregator=aggregator,
+                mechanisms=[
+                    ServerEvaluation(ServerData(np.arange(100), attributes=False), engine, aggregator, selector),
+                    Callbacks(
+                        {
+                            "csv_log": CsvLog(run_dir=Path(folder)),
+                            "save_checkpoint": SaveCheckpoint(run_dir=Path(folder), run_config={}),
+                        }
+                    ),
+                ],
                 rounds=10**9,
                 cohort_size=options.cohort,
                 seed=0,
-                server_data=ServerData(np.arange(100), attributes=False),
-                callbacks={
-                    "csv_log": CsvLog(run_dir=Path(folder)),
-                    "save_checkpoint": SaveCheckpoint(run_dir=Path(folder), run_config={}),
-                },
             )
             for callback in federation.callbacks.values():
                 callback.on_fit_start(federation)

@@ -262,7 +262,7 @@ def assemble(  # noqa: PLR0913  # a keyword for each group of a configuration
         scheduler: of the clients' learning rate; ``None`` for a constant one.
         parts: which part of the model each client holds; ``None`` for all of it.
         disclosure: what clients may be asked for; ``None`` for anything. ``clients`` hide attributes if it says so.
-        server_data: as in ``Federation``.
+        server_data: the samples that the server owns; ``None`` for none.
         privacy: the noise that the server adds to the sum of updates; ``None`` for none.
         devices: what clients run on; ``None`` for nothing that takes time.
         termination: what ends ``fit`` before all rounds are done; ``None`` for nothing.

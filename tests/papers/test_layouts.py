@@ -30,12 +30,14 @@ SOURCES = {
 OF_SUBMODELS = [name for name in TABLES if name.startswith("submodels_")]
 NINE = ("sweep=model_integration",)
 BASELINES = ("sweep=model_complexity", "model.width=8,16")
+FEDPROX = ("correction=proximal", "correction.mu=0.01")
+FEDAVGM = ("aggregator=fedavgm", "aggregator.server_lr=0.9", "aggregator.momentum=0.3")
 COMMANDS = {
     "submodels_table6": [("sweep=channel_coupling",)],
     "submodels_table10": [
         (*command, "experiment=femnist_submodels", *more)
         for command in ((*NINE, "capacity.num_whole=2"), BASELINES)
-        for more in (("aggregator=fedavg", "correction=proximal"), ("aggregator=fedavgm", "correction=none"))
+        for more in (FEDPROX, FEDAVGM)
     ],
     "submodels_table24": [NINE, BASELINES],
     "submodels_table25": [(*command, "experiment=cifar100_submodels") for command in (NINE, BASELINES)],

@@ -62,16 +62,22 @@ BASE = {
     **PLAIN,
 }
 
+JUDGED = {
+    **{"server_data": "validation", "partition": "iid", "partition.alpha": None},
+    **{"optimizer.lr": 0.3, "local.batch_size": 8},
+}
+"""With ``BASE``'s rate all clients' models tell the server the same class, so that a rule that ranks them weighs none apart."""
+
 NEEDS = {
     "personal=norm_layers": {"model": "resnet8", "model.hidden": None},
     "objective=fedrs": {"partition.alpha": 0.1},  # some clients lack a class
     "objective=masked": {"partition.alpha": 0.1},
     "optimizer=adam": {"optimizer.lr": 0.01, "local.max_grad_norm": 0.5},
     "aggregator=fair_fate": {"server_data": "validation", "aggregator.measure": "accuracy_parity"},
-    "aggregator=ddaba": {"server_data": "validation"},
-    "objective=fair_grad aggregator=fair_grad": {"server_data": "validation"},
-    "aggregator=rank_trimmed": {"server_data": "validation"},
-    "aggregator=fair_accuracy": {"server_data": "validation"},
+    "aggregator=ddaba": JUDGED,
+    "aggregator=fair_grad": {"server_data": "validation"},
+    "aggregator=rank_trimmed": JUDGED,
+    "aggregator=fair_accuracy": JUDGED,
     "aggregator=norm_bound": {"aggregator.bound": 0.04},
     "aggregator=fedbuff": {"devices": "lognormal", "selector": "uniform", "federation.cohort_size": 2},
     "transforms=packet_loss": {"devices": "lognormal", "transforms.packet_loss.rate": 0.5},
